@@ -1,0 +1,45 @@
+# Everything runs from .venv, which is built with pip from constraints.txt.
+# Needs python3 (3.11 or later) with its venv module. No root, no C compiler.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := install --quiet --constraint constraints.txt
+# The build backend comes first: an isolated build would fetch its own, unpinned.
+install = $(PIP) $(INSTALL) $(1) hatchling && \
+	$(PIP) $(INSTALL) $(1) --no-build-isolation --editable '.[torch,triton,bench,dev]'
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint golden clean
+
+help: ## List the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
+
+demo: $(READY) ## Measure the codecs on this machine
+	$(BIN)/shoestring bench codec --quick
+
+test: lint ## Run every check and every test
+	$(BIN)/pytest
+
+lint: $(READY) ## Check style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+golden: $(READY) ## Write tests/golden/public_api.txt anew, to be read in the diff
+	$(BIN)/python tests/unit/test_public_api.py
+
+clean: ## Remove .venv, caches and builds
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find shoestring tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Tried without an index first: an environment that already holds the pinned versions,
+# or a folder of wheels named by PIP_FIND_LINKS, needs no network.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the versions of constraints.txt into $(VENV)"
+	@($(call install,--no-index)) 2>/dev/null || ($(call install))
+	@touch $@

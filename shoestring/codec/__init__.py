@@ -1,0 +1,1 @@
+"""Gradients to bytes and back: codecs, their registry, and what was not sent yet."""

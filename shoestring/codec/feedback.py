@@ -1,0 +1,76 @@
+"""Keep what a codec left out and add it to the next gradient.
+
+With `came in = kept + gradient` (float32), each `encode` promises:
+- what is sent plus what is kept is the vector that was coded, without rounding;
+  for element-wise codecs that is what came in, bit for bit;
+- NaN or infinity, in the gradient or by overflow of the sum, is refused with
+  `NonFiniteError`: nothing is sent and what is kept does not change;
+- any other failure leaves what is kept unchanged as well.
+
+So no part of a gradient is lost, only late.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoestring.codec.base import Codec, Layout, Payload, Vector, check_vector
+from shoestring.errors import CodecError, NonFiniteError
+
+_KEPT = "kept"
+
+
+class Feedback:
+    """Encodes one bucket's gradients, step after step, losing nothing.
+
+    Holds as much memory as the bucket, and three times that while it encodes.
+    Not thread-safe: one bucket has one `Feedback`, used from one thread.
+    """
+
+    def __init__(self, codec: Codec, layout: Layout) -> None:
+        self.codec = codec
+        self.layout = layout
+        self._kept: Vector
+        self.reset()
+
+    @property
+    def kept(self) -> Vector:
+        """What has not been sent yet: a read-only view that later calls do not change."""
+        view = self._kept.view()
+        view.flags.writeable = False
+        return view
+
+    def encode(self, gradient: Vector) -> Payload:
+        """Turn the gradient and what was kept into bytes; keep what they leave out."""
+        check_vector(gradient, self.layout, "gradient")
+        with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what becomes of it
+            came_in = self._kept + gradient
+        kept = np.empty_like(came_in)
+        payload = self.codec.encode(came_in, self.layout, kept)
+        self._kept = kept
+        return payload
+
+    def reset(self) -> None:
+        """Forget what was not sent."""
+        self._kept = np.zeros(self.layout.total, np.float32)
+
+    def state(self) -> dict[str, NDArray[np.float32]]:
+        """Copy what a checkpoint needs."""
+        return {_KEPT: self._kept.copy()}
+
+    def load(self, state: Mapping[str, NDArray[np.float32]]) -> None:
+        """Continue from a `state`; one that does not fit is refused and changes nothing."""
+        if set(state) != {_KEPT}:
+            raise CodecError(
+                f"feedback state has {sorted(state)}, expected `{_KEPT}` alone",
+                hint="load what `Feedback.state` returned",
+            )
+        check_vector(state[_KEPT], self.layout, _KEPT)
+        if not np.isfinite(state[_KEPT]).all():
+            raise NonFiniteError(
+                f"feedback state `{_KEPT}` holds NaN or infinity",
+                hint="load an older checkpoint, or `reset` the feedback to start from nothing kept",
+            )
+        # A copy. Zeros lose their sign: then what comes in is never -0.0, which no sum gives back.
+        self._kept = state[_KEPT] + np.float32(0)

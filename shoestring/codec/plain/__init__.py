@@ -1,0 +1,1 @@
+"""Plain codecs: the formats everyone knows, as the yardsticks for the cosine codec."""

@@ -1,0 +1,44 @@
+"""The error tree. Every error says what was found, and its hint says what to do.
+
+`ShoestringError` is the only base: catching it catches everything this package
+raises on purpose. The command line prints one as `error:`, a blank line and
+`hint:`, and leaves with `exit_code`.
+"""
+
+from typing import ClassVar
+
+
+class ShoestringError(Exception):
+    """What went wrong, with a hint: a command to run or a setting to change."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} (hint: {self.hint})"
+
+
+class UsageError(ShoestringError):
+    """A value the user gave is not one that can be used."""
+
+    exit_code = 2
+
+
+class CodecError(ShoestringError):
+    """A codec cannot do what it was asked."""
+
+
+class UnknownCodecError(CodecError, UsageError):
+    """No codec of that name, or no such option."""
+
+
+class NonFiniteError(CodecError):
+    """NaN or infinity where a number was expected; nothing was sent or kept."""
+
+
+class StreamError(CodecError):
+    """Bytes that are not a whole, valid stream of the expected codec and layout."""
