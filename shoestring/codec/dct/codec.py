@@ -1,7 +1,7 @@
 """The codec `dct`: its options, and the steps from a bucket to a stream and back."""
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -11,47 +11,12 @@ from numpy.typing import NDArray
 from shoestring.codec.base import Layout, Payload, Vector
 from shoestring.codec.dct import format as stream
 from shoestring.codec.dct import steps as steps_of
-from shoestring.codec.dct.plan import Choice, empty_headers, fill_header, natural_block, relative_step_of
+from shoestring.codec.dct.options import Options
+from shoestring.codec.dct.plan import Floats, Wanted, plan
 from shoestring.codec.options import ConfiguredCodec
 from shoestring.errors import NonFiniteError, UsageError
 
-# Tensors whose steps could leave the range of exponents.
-TOO_SMALL, TOO_LARGE = 2.0**-80, 2.0**95
-
 _BACKENDS = {"numba": "shoestring.codec.dct.cpu", "numpy": "shoestring.codec.dct.reference"}
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `dct` can be told.
-
-    block: side of the blocks, 4, 8, 16 or 32; 0: a convolution's own kernel, 8 for the rest
-    transform: `auto` chooses per tensor by measured rate; `always`; `never`
-    step: quantisation step over the tensor's rms, where no budget is given
-    bits: budget of bits a value over the bucket, instead of a step
-    small: tensors of fewer values are sent as floats
-    small_as: `float16` (with a power of two as its scale) or `float32`
-    """
-
-    block: int = 0
-    transform: str = "auto"
-    step: float = 2.0
-    bits: float | None = None
-    small: int = 256
-    small_as: str = "float16"
-
-    def __post_init__(self) -> None:
-        _require(self.block in (0, 4, 8, 16, 32), "`block` must be 4, 8, 16 or 32, or 0 to fit each tensor")
-        _require(self.transform in ("auto", "always", "never"), "`transform` must be auto, always or never")
-        _require(2.0**-8 <= self.step <= 2.0**10, "`step` must be from 0.004 to 1024")
-        _require(self.bits is None or 0 < self.bits <= 32, "`bits` must be above 0 and at most 32")
-        _require(0 <= self.small <= 1 << 20, "`small` must be from 0 to 1048576")
-        _require(self.small_as in ("float16", "float32"), "`small_as` must be float16 or float32")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise UsageError(message, hint="`shoestring codecs` lists the options and their defaults")
 
 
 class Dct(ConfiguredCodec):
@@ -79,12 +44,17 @@ class Dct(ConfiguredCodec):
 
     def _encode(self, values: Vector, layout: Layout, kept: Vector | None) -> Payload:
         energy, largest, bad = self._engine.scan(values, layout)
-        if bad >= 0:
-            raise NonFiniteError(
-                f"tensor {bad} (shape {layout.shapes[bad]}) holds NaN or infinity",
-                hint="skip this step, lower the learning rate, or clip the gradient",
-            )
-        headers = self._plan(values, layout, energy, largest)
+        refuse_bad_tensor(bad, layout)
+        engine = self._engine
+
+        def sample(wanted: Wanted, rms: Floats) -> HostSamples:
+            parts = [
+                engine.Sample(values[layout.offsets[index] : layout.offsets[index + 1]], n)
+                for index, n in wanted
+            ]
+            return HostSamples(parts, [rms[index] for index, _ in wanted])
+
+        headers, _ = plan(layout, self.options, energy, largest, sample)
         while True:
             geometry = stream.lay_out(layout, headers)
             steps = steps_of.of_headers(headers, largest)
@@ -94,35 +64,6 @@ class Dct(ConfiguredCodec):
             headers["chunk_log2"][too_large] = stream.SAFE_CHUNK_LOG2
         raw = _encode_raw(values, layout, headers, kept)
         return stream.join(headers, chunks, raw, words)
-
-    def _plan(
-        self, values: Vector, layout: Layout, energy: NDArray[np.float64], largest: NDArray[np.float64]
-    ) -> NDArray[np.void]:
-        headers = empty_headers(layout)
-        choices: dict[int, Choice] = {}
-        spent = 0.0
-        for index, size in enumerate(layout.sizes):
-            if largest[index] < TOO_SMALL:
-                continue  # nothing worth sending; all of it is kept
-            if largest[index] > TOO_LARGE:
-                headers["kind"][index] = stream.FULL
-                spent += 32.0 * size
-                continue
-            if size < self.options.small:
-                spent += _plan_small(headers[index : index + 1], self.options.small_as, size, largest[index])
-                continue
-            tensor = values[layout.offsets[index] : layout.offsets[index + 1]]
-            rms = float(np.sqrt(energy[index] / size))
-            samples = [(n, self._engine.Sample(tensor, n)) for n in self._candidates(layout.shapes[index])]
-            choices[index] = Choice(size, rms, samples)
-        relative = relative_step_of(list(choices.values()), self.options.step, self.options.bits, spent)
-        for index, choice in choices.items():
-            fill_header(headers[index : index + 1], choice, largest[index], relative)
-        return headers
-
-    def _candidates(self, shape: tuple[int, ...]) -> list[int]:
-        block = self.options.block or natural_block(shape, 8)
-        return {"auto": [1, block], "always": [block], "never": [1]}[self.options.transform]
 
     def _decode(self, payload: Payload, layout: Layout, out: Vector, weight: float | None) -> None:
         parsed = stream.parse(payload, layout)
@@ -135,13 +76,28 @@ class Dct(ConfiguredCodec):
             out[start : start + tensor.size] += factor * tensor
 
 
-def _plan_small(header: NDArray[np.void], form: str, size: int, largest: float) -> float:
-    if form == "float32":
-        header["kind"] = stream.FULL
-        return 32.0 * size
-    header["kind"] = stream.HALF
-    header["exponent"] = np.frexp(largest)[1] - 15  # the largest lands in [2**14, 2**15)
-    return 16.0 * size
+class HostSamples:
+    """Samples of a CPU backend, measured one after the other when they are asked for."""
+
+    def __init__(self, samples: Sequence[Any], rms: Sequence[float]) -> None:
+        self._samples = samples
+        self._rms = rms
+
+    def costs(self, relative_step: float) -> tuple[Floats, Floats]:
+        costs = [
+            sample.cost(relative_step * rms) for sample, rms in zip(self._samples, self._rms, strict=True)
+        ]
+        bits, errors = np.array(costs).reshape(-1, 2).T
+        return bits, errors
+
+
+def refuse_bad_tensor(bad: int, layout: Layout) -> None:
+    """Raise for the tensor that a scan found not to be finite, if it found one."""
+    if bad >= 0:
+        raise NonFiniteError(
+            f"tensor {bad} (shape {layout.shapes[bad]}) holds NaN or infinity",
+            hint="skip this step, lower the learning rate, or clip the gradient",
+        )
 
 
 def _encode_raw(

@@ -7,6 +7,7 @@ backend never looks at a length that it has not been through.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -92,10 +93,14 @@ def cut(size: int, n: int) -> list[tuple[int, int, int]]:
 
 def lay_out(layout: Layout, headers: NDArray[np.void]) -> Geometry:
     """Say where everything lies, from the layout and the (checked) tensor headers."""
+    return _lay_out(layout, headers["kind"].tobytes(), headers["chunk_log2"].tobytes())
+
+
+@lru_cache(maxsize=256)
+def _lay_out(layout: Layout, kinds: bytes, chunk_logs: bytes) -> Geometry:
     rows: list[tuple[int, ...]] = []
     raw: list[tuple[int, int]] = []
     chunks, raw_bytes = 0, 0
-    kinds, chunk_logs = headers["kind"].tolist(), headers["chunk_log2"].tolist()
     for index, size in enumerate(layout.sizes):
         kind, chunk_log2 = kinds[index], chunk_logs[index]
         if kind >= FIRST_BLOCK_KIND:

@@ -5,8 +5,7 @@ to be cheapest in rate and error together. The step follows from the tensor's rm
 from a budget of bits (`codec/rate.py`).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -14,41 +13,96 @@ from numpy.typing import NDArray
 
 from shoestring.codec.base import Layout
 from shoestring.codec.dct import format as stream
+from shoestring.codec.dct.options import Options
 from shoestring.codec.dct.steps import MAX_STEPS, nearest
 from shoestring.codec.rate import RATE_WEIGHT, common_step
+
+Floats = NDArray[np.float64]
+Wanted = Sequence[tuple[int, int]]  # pairs of a tensor and a block size
 
 # A chunk of about this many bits: long enough for its header to be nothing, short
 # enough for many to be coded at once.
 CHUNK_BITS = 8192
 # The transform must win by this much: codes of plain values cluster more than a short sample shows.
 ADVANTAGE = 0.97
+DEFAULT_BLOCK = 8
+# Tensors whose steps could leave the range of exponents.
+TOO_SMALL, TOO_LARGE = 2.0**-80, 2.0**95
 
 
-class Costs(Protocol):
-    """A sample of one tensor in one form."""
+class Samples(Protocol):
+    """Samples of tensors in some forms."""
 
-    def cost(self, step: float) -> tuple[float, float]:
-        """Return (bits, squared error in units of step squared), both a value."""
+    def costs(self, relative_step: float) -> tuple[Floats, Floats]:
+        """Return the bits, and the squared error in steps squared, a value of each sample.
+
+        The step of each is `relative_step` times its tensor's rms.
+        """
         ...
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What may become of one tensor: the samples of its candidate block sizes."""
+def plan(
+    layout: Layout,
+    options: Options,
+    energy: Floats,
+    largest: Floats,
+    sample: Callable[[Wanted, Floats], Samples],
+    chunk_bits: int = CHUNK_BITS,
+) -> tuple[NDArray[np.void], Floats]:
+    """Return the tensor headers, and about how many bits a value each tensor will take.
 
-    size: int
-    rms: float
-    samples: Sequence[tuple[int, Costs]]  # (n, sample)
+    `sample` takes all wanted pairs of tensor and block size, and the rms of every tensor.
+    """
+    sizes = np.array(layout.sizes, np.int64)
+    headers = np.zeros(sizes.size, stream.TENSOR)
+    bits_a_value = np.zeros(sizes.size)
+    full = (largest > TOO_LARGE) | ((sizes < options.small) & (options.small_as == "float32"))
+    sent = largest >= TOO_SMALL  # of smaller ones nothing is sent and all is kept
+    half = sent & ~full & (sizes < options.small)
+    full &= sent
+    headers["kind"][full] = stream.FULL
+    headers["kind"][half] = stream.HALF
+    # The largest lands in [2**14, 2**15).
+    headers["exponent"][half] = np.frexp(largest[half])[1] - 15
+    coded = np.flatnonzero(sent & ~half & ~full)
+    if not coded.size:
+        return headers, bits_a_value
 
-    def best(self, relative_step: float) -> tuple[int, float, float]:
-        """Return (n, bits a value, squared error over energy) of the best form at a step."""
-        chosen, lowest = (1, 0.0, 1.0), np.inf
-        for n, sample in self.samples:
-            bits, error = sample.cost(relative_step * self.rms)
-            loss = (error + RATE_WEIGHT * bits) * (ADVANTAGE if n > 1 else 1.0)
-            if loss < lowest:
-                chosen, lowest = (n, bits, error * relative_step**2), loss
-        return chosen
+    rms = np.sqrt(energy / np.maximum(sizes, 1))
+    wanted = list_wanted(layout, options, coded.tolist())
+    sides = np.array([n for _, n in wanted]).reshape(coded.size, -1)  # [coded, forms]
+    samples = sample(wanted, rms)
+    handicap = np.where(sides > 1, ADVANTAGE, 1.0)
+
+    def best(relative: float) -> tuple[NDArray[np.int64], Floats]:
+        bits, error = (cost.reshape(sides.shape) for cost in samples.costs(relative))
+        form = np.argmin((error + RATE_WEIGHT * bits) * handicap, axis=1)
+        return form, np.take_along_axis(bits, form[:, None], axis=1)[:, 0]
+
+    relative = options.step
+    if options.bits is not None:
+        spent = 32.0 * sizes[full].sum() + 16.0 * sizes[half].sum()
+        relative = common_step(
+            lambda step: float(sizes[coded] @ best(step)[1]), budget_bits=options.bits * layout.total - spent
+        )
+    form, bits_a_value[coded] = best(relative)
+    step = np.maximum(relative * rms[coded], largest[coded] / MAX_STEPS)
+    chosen = np.take_along_axis(sides, form[:, None], axis=1)[:, 0]
+    headers["kind"][coded] = [stream.kind_of_block(n) for n in chosen.tolist()]
+    headers["chunk_log2"][coded] = chunk_log2(bits_a_value[coded], chunk_bits)
+    headers["mantissa"][coded], headers["exponent"][coded] = nearest(step)
+    return headers, bits_a_value
+
+
+def list_wanted(layout: Layout, options: Options, tensors: Sequence[int]) -> list[tuple[int, int]]:
+    """Pair each tensor with the block sizes it may be coded with, as many for each."""
+    return [(index, n) for index in tensors for n in candidates(layout.shapes[index], options)]
+
+
+def candidates(shape: tuple[int, ...], options: Options) -> list[int]:
+    """List the block sizes that a tensor may be coded with; 1 is no transform."""
+    block = options.block or natural_block(shape, DEFAULT_BLOCK)
+    return {"auto": [1, block], "always": [block], "never": [1]}[options.transform]
 
 
 def natural_block(shape: tuple[int, ...], default: int) -> int:
@@ -58,33 +112,7 @@ def natural_block(shape: tuple[int, ...], default: int) -> int:
     return default
 
 
-def chunk_log2(bits_a_value: float) -> int:
-    """Return the log2 of the chunk size that gives about `CHUNK_BITS`."""
-    wanted = round(float(np.log2(CHUNK_BITS / max(bits_a_value, 1e-6))))
-    return int(np.clip(wanted, stream.MIN_CHUNK_LOG2 + 2, stream.MAX_CHUNK_LOG2))
-
-
-def empty_headers(layout: Layout) -> NDArray[np.void]:
-    return np.zeros(len(layout.sizes), stream.TENSOR)
-
-
-def fill_header(header: NDArray[np.void], choice: Choice, largest: float, relative_step: float) -> None:
-    """Write one tensor's header for the step that was chosen."""
-    n, bits, _ = choice.best(relative_step)
-    step = max(relative_step * choice.rms, largest / MAX_STEPS)
-    mantissa, exponent = nearest(np.array(step))
-    header["kind"] = stream.kind_of_block(n)
-    header["chunk_log2"] = chunk_log2(bits)
-    header["mantissa"] = mantissa
-    header["exponent"] = exponent
-
-
-def relative_step_of(choices: Sequence[Choice], step: float, bits: float | None, spent_bits: float) -> float:
-    """Return the step over rms: `step` itself, or the one that meets a budget of bits a value."""
-    if bits is None or not choices:
-        return step
-    values = sum(choice.size for choice in choices)
-    return common_step(
-        lambda relative: sum(choice.size * choice.best(relative)[1] for choice in choices),
-        budget_bits=max(bits * values - spent_bits, 0.0),
-    )
+def chunk_log2(bits_a_value: Floats, chunk_bits: int = CHUNK_BITS) -> NDArray[np.int64]:
+    """Return the log2 of the chunk sizes that give about `chunk_bits`."""
+    wanted = np.rint(np.log2(chunk_bits / np.maximum(bits_a_value, 1e-6)))
+    return np.clip(wanted, stream.MIN_CHUNK_LOG2, stream.MAX_CHUNK_LOG2).astype(np.int64)

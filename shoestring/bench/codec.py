@@ -1,0 +1,153 @@
+"""What a codec costs and saves: one row a codec, set of gradients and number of threads.
+
+Rates are float32 bytes a second, against a plain copy timed before, between and
+after. A codec that does not keep its promises is refused, not timed.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shoestring.bench.check import normalised_error, verify
+from shoestring.bench.entropy import entropy_gap
+from shoestring.bench.gradients import Bucket
+from shoestring.bench.machine import Memcpy
+from shoestring.codec import registry
+from shoestring.codec.base import Codec
+from shoestring.codec.options import ConfiguredCodec, write_options
+
+# Measured on several threads too.
+MAIN = ("dct:block=8,bits=0.1", "dct:block=8,bits=1", "dct")
+_PLAIN = ("float32", "float16", "bfloat16", "int8", "topk:ratio=0.01")
+_RATES = (0.02, 0.1, 0.5, 1, 2, 4)
+FULL_SPECS = (
+    *MAIN,
+    *(f"dct:bits={bits}" for bits in _RATES),
+    "dct:transform=never",
+    *(f"dct:transform=never,bits={bits}" for bits in _RATES),
+    *_PLAIN,
+)
+QUICK_SPECS = (*MAIN, "dct:transform=never", "float16", "int8", "topk:ratio=0.01")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long a figure is measured: at least so many times, and so many seconds."""
+
+    repeats: int = 5
+    seconds: float = 0.3
+    copy_mib: int = 256
+
+
+FULL = Effort()
+QUICK = Effort(repeats=3, seconds=0.08, copy_mib=128)
+_MOST_REPEATS = 200
+
+
+@dataclass(frozen=True)
+class Row:
+    """One codec on one set of gradients. `decode` adds with a weight; `feedback` fills `kept` too."""
+
+    codec: str
+    options: str
+    backend: str  # `numpy`, `numba` or `triton`
+    threads: int
+    gradients: str
+    values: int
+    bytes: int
+    bits_per_value: float
+    nmse: float  # see `check.normalised_error`
+    entropy_gap: float | None  # see `entropy.entropy_gap`; None for codecs without entropy coding
+    encode_gbps: float
+    feedback_gbps: float
+    decode_gbps: float
+    memcpy_gbps: float  # on one thread, whatever `threads` is
+    encode_over_memcpy: float
+    decode_over_memcpy: float
+    correct: bool  # always true: what is wrong raises
+
+    @property
+    def spec(self) -> str:
+        return f"{self.codec}:{self.options}" if self.options else self.codec
+
+
+def build(spec: str, threads: int = 1, backend: str | None = None) -> Codec:
+    """Build a codec, on another backend than its own where one is given and it has several."""
+    codec: Any = registry.make(spec, threads=threads)
+    if backend is None or not hasattr(codec, "backend"):
+        return codec  # type: ignore[no-any-return]
+    return type(codec)(threads=threads, backend=backend, **asdict(codec.options))  # type: ignore[no-any-return]
+
+
+def backend_of(codec: Codec) -> str:
+    """Name what runs a codec; those without a choice are plain NumPy."""
+    return str(getattr(codec, "backend", "numpy"))
+
+
+def plan(
+    specs: Sequence[str], threads: Sequence[int], *, everywhere: bool, backend: str | None = None
+) -> list[Codec]:
+    """List what to measure: `threads` for `MAIN`, or everywhere; NumPy has one thread in any case."""
+    codecs = []
+    for spec in specs:
+        single = backend_of(build(spec, backend=backend)) == "numpy"
+        wanted = threads if (everywhere or spec in MAIN) and not single else threads[:1]
+        codecs += [build(spec, 1 if single else count, backend) for count in wanted]
+    return codecs
+
+
+def measure(codec: Codec, bucket: Bucket, memcpy: Memcpy, effort: Effort = FULL) -> Row:
+    """Verify a codec on a bucket, then time it there."""
+    values, layout = bucket.values, bucket.layout
+    coded = verify(codec, bucket)
+    kept, out = values.copy(), values.copy()
+
+    copies = memcpy.sample(2)
+    encode_s = time_call(lambda: codec.encode(values, layout), effort)
+    copies += memcpy.sample()
+    feedback_s = time_call(lambda: codec.encode(values, layout, kept), effort)
+    copies += memcpy.sample()
+    decode_s = time_call(lambda: codec.decode(coded.payload, layout, out, 0.5), effort)
+    copies += memcpy.sample(2)
+
+    copy_gbps = statistics.median(copies)
+    gigabytes = values.nbytes / 1e9
+    return Row(
+        codec=codec.name,
+        options=write_options(codec.options) if isinstance(codec, ConfiguredCodec) else "",
+        backend=backend_of(codec),
+        threads=getattr(codec, "threads", 1),
+        gradients=bucket.name,
+        values=values.size,
+        bytes=coded.payload.nbytes,
+        bits_per_value=8 * coded.payload.nbytes / max(values.size, 1),
+        nmse=normalised_error(coded.values, values, layout),
+        entropy_gap=entropy_gap(coded.payload, layout) if codec.name == "dct" else None,
+        encode_gbps=gigabytes / encode_s,
+        feedback_gbps=gigabytes / feedback_s,
+        decode_gbps=gigabytes / decode_s,
+        memcpy_gbps=copy_gbps,
+        encode_over_memcpy=gigabytes / encode_s / copy_gbps,
+        decode_over_memcpy=gigabytes / decode_s / copy_gbps,
+        correct=True,
+    )
+
+
+def time_call(call: Callable[[], object], effort: Effort) -> float:
+    """Return the median seconds of a call, after one to warm up, with the garbage collector off."""
+    call()
+    times: list[float] = []
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        while len(times) < effort.repeats or (sum(times) < effort.seconds and len(times) < _MOST_REPEATS):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+    finally:
+        if collecting:
+            gc.enable()
+    return statistics.median(times)

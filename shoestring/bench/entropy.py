@@ -1,0 +1,61 @@
+"""How far a `dct` stream is from the entropy of the codes in it.
+
+The yardstick is order-0: each code by itself, its chances those found in its own
+tensor, told for free. A coder that adapts within a tensor can do better than that,
+so the gap may be negative.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoestring.codec.base import Layout, Payload
+from shoestring.codec.dct import format as stream
+from shoestring.codec.dct.entropy import decode_chunk
+from shoestring.errors import StreamError
+
+
+def entropy_gap(payload: Payload, layout: Layout) -> float | None:
+    """Return how much larger a `dct` payload is than its entropy, as a share; None if that is 0."""
+    bits = ideal_bits(payload, layout)
+    return payload.nbytes * 8 / bits - 1 if bits else None
+
+
+def ideal_bits(payload: Payload, layout: Layout) -> float:
+    """Add up, over tensors, the entropy of the codes, or the floats where floats are sent."""
+    parsed = stream.parse(payload, layout)
+    total = 0.0
+    levels: dict[int, list[NDArray[np.int16]]] = {}
+    for tensor, found in _levels(parsed):
+        levels.setdefault(tensor, []).append(found)
+    for tensor, size in enumerate(layout.sizes):
+        kind = int(parsed.headers["kind"][tensor])
+        if kind == stream.HALF or kind == stream.FULL:
+            total += size * (16 if kind == stream.HALF else 32)
+        elif kind >= stream.FIRST_BLOCK_KIND and size:
+            nonzero = np.concatenate(levels.get(tensor, [np.empty(0, np.int16)]))
+            total += size * entropy(nonzero, zeros=size - nonzero.size)
+    return total
+
+
+def entropy(nonzero: NDArray[np.int16], zeros: int) -> float:
+    """Return the order-0 entropy, in bits a code, of these codes and so many zeros."""
+    _, counts = np.unique(nonzero, return_counts=True)
+    counts = np.append(counts, zeros)
+    shares = counts[counts > 0] / max(counts.sum(), 1)
+    return float(-(shares * np.log2(shares)).sum())
+
+
+def _levels(parsed: stream.Stream) -> Iterator[tuple[int, NDArray[np.int16]]]:
+    """Go through the chunks: the tensor, and its codes that are not zero."""
+    for tile in parsed.geometry.tiles:
+        size, chunk_size = int(tile[stream.TILE_SIZE]), 1 << int(tile[stream.TILE_CHUNK_LOG2])
+        positions, levels = np.empty(chunk_size, np.int32), np.empty(chunk_size, np.int16)
+        for number, begin in enumerate(range(0, size, chunk_size), int(tile[stream.TILE_FIRST_CHUNK])):
+            words = parsed.words[parsed.word_starts[number] : parsed.word_starts[number + 1]]
+            length = min(chunk_size, size - begin)
+            count = decode_chunk(words, parsed.chunks[number], length, positions, levels)
+            if count < 0:
+                raise StreamError(f"chunk {number} is damaged", hint=stream.HINT)
+            yield int(tile[stream.TILE_TENSOR]), levels[:count].copy()

@@ -1,0 +1,340 @@
+"""The NumPy backend: what the codec does, written to be read.
+
+Decoding is the definition. Every other backend gives the same bits as `decode` on any
+stream, and refuses the same streams. Encoding is an example: an encoder may transform
+in any precision and choose any code it likes. Given the same codes, tables and words
+are the same on all backends, and so is `kept`.
+
+Arrays hold the codes of whole tiles, zeros included, in planar order. The states of
+the entropy coder are Python integers.
+"""
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoestring.codec.base import Layout, Vector
+from shoestring.codec.dct.basis import integer_basis
+from shoestring.codec.dct.format import (
+    CHUNK,
+    HINT,
+    INVERSE_SHIFT,
+    MAX_LEVEL,
+    MAX_NONZERO,
+    Geometry,
+    Stream,
+)
+from shoestring.codec.dct.steps import ROUNDING, Steps
+from shoestring.codec.dct.tables import COST, COST_ONE_BIT, CUM, EXTRA, FREQ, PROBABILITY_BITS, SLOT, START
+from shoestring.errors import StreamError
+
+Codes = NDArray[np.int64]
+
+LOWEST = 1 << 16  # a state's smallest value, and what both begin and end with
+
+# A sample is at most 8 groups of about 2,048 values, one for every 65,536 of the tensor.
+_SAMPLE_GROUPS, _SAMPLE_GROUP_VALUES, _SAMPLE_EVERY = 8, 2048, 1 << 16
+
+
+@cache
+def cosine_basis(n: int) -> NDArray[np.float64]:
+    """Return the orthonormal DCT-II matrix; row u is the cosine of frequency u."""
+    u, i = np.mgrid[:n, :n]
+    basis: NDArray[np.float64] = np.sqrt(2 / n) * np.cos(np.pi * (2 * i + 1) * u / (2 * n))
+    basis[0] = math.sqrt(1 / n)
+    return basis
+
+
+def to_planar(blocks: NDArray[Any], rest: NDArray[Any]) -> NDArray[Any]:
+    """Turn [blocks, n, n] and the rest into one row: all of the first frequency, of the second, ..."""
+    return np.concatenate([blocks.reshape(len(blocks), blocks.shape[1] ** 2).T.reshape(-1), rest])
+
+
+def from_planar(codes: NDArray[Any], blocks: int, n: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Undo `to_planar`."""
+    area = n * n
+    return codes[: blocks * area].reshape(area, blocks).T.reshape(blocks, n, n), codes[blocks * area :]
+
+
+def forward(x: Vector, blocks: int, n: int) -> Vector:
+    """Transform a tile; return its coefficients and the rest in planar order."""
+    cosine = cosine_basis(n)
+    own = x[: blocks * n * n].reshape(blocks, n, n).astype(np.float64)
+    coefficients = np.einsum("ui,bij,vj->buv", cosine, own, cosine, optimize=True)
+    return to_planar(coefficients.astype(np.float32), x[blocks * n * n :])
+
+
+def quantise(coefficients: Vector, inverse_step: np.float32, threshold: np.float32) -> Codes:
+    """Round to codes, with a dead zone around zero; float32 throughout, as in the other backends."""
+    magnitudes = np.abs(coefficients)
+    levels = np.clip((magnitudes * inverse_step + ROUNDING).astype(np.int64), 1, MAX_LEVEL)
+    signed: Codes = np.where(coefficients > 0, levels, -levels)
+    return np.where(magnitudes >= threshold, signed, 0)
+
+
+def inverse(blocks: Codes) -> Codes:
+    """Transform codes [blocks, n, n] to integers, 2**18 to a step. Sums wrap at 32 bits."""
+    basis = integer_basis(blocks.shape[1]).astype(np.int64)
+    half = np.einsum("ui,buv->biv", basis, blocks).astype(np.int32).astype(np.int64)
+    integers: Codes = np.einsum("biv,vj->bij", half, basis).astype(np.int32).astype(np.int64)
+    return integers
+
+
+def to_values(integers: Codes, mantissa: np.int32, scale: np.float32) -> Vector:
+    """Turn what `inverse` gives into floats. The integer is below 2**24: exact."""
+    rounded = (integers + (1 << (INVERSE_SHIFT - 1))) >> INVERSE_SHIFT  # this sum does not wrap
+    return (rounded * int(mantissa)).astype(np.float32) * scale
+
+
+def tile_values(codes: Codes, blocks: int, n: int, mantissa: np.int32, scale: np.float32) -> Vector:
+    """Return the values that a tile's codes stand for."""
+    own, rest = from_planar(codes, blocks, n)
+    integers = np.concatenate([inverse(own).reshape(-1), inverse(rest.reshape(-1, 1, 1)).reshape(-1)])
+    return to_values(integers, mantissa, scale)
+
+
+def touched(codes: Codes, blocks: int, n: int) -> NDArray[np.bool_]:
+    """Say which values of a tile are added to: those of blocks that have a code, and the rest's own."""
+    own, rest = from_planar(codes, blocks, n)
+    return np.concatenate([np.repeat(own.any(axis=(1, 2)), n * n), rest != 0])
+
+
+def symbols_of(values: Codes) -> Codes:
+    """Return the symbol of each value below 2**18."""
+    return np.searchsorted(START, values, side="right") - 1
+
+
+def cheapest_table(symbols: Codes) -> int:
+    """Return the table that codes these symbols in the fewest bits; of equals, the first."""
+    histogram = np.bincount(symbols, minlength=COST.shape[1])
+    return int(np.argmin(COST @ histogram))
+
+
+class _Writer:
+    """One rANS state that spills into words shared with the other one."""
+
+    def __init__(self, table: int, words: list[int]) -> None:
+        self.state = LOWEST
+        self._freq, self._cum = FREQ[table].tolist(), CUM[table].tolist()
+        self._words = words
+
+    def push(self, symbol: int) -> None:
+        freq = self._freq[symbol]
+        if self.state >= freq << 20:
+            self._spill()
+        self.state = (self.state // freq << PROBABILITY_BITS) + self.state % freq + self._cum[symbol]
+
+    def push_bits(self, bits: int, value: int) -> None:
+        if self.state >= 1 << (32 - bits):
+            self._spill()
+        self.state = self.state << bits | value
+
+    def _spill(self) -> None:
+        self._words.append(self.state & 0xFFFF)
+        self.state >>= 16
+
+
+def encode_chunk(codes: Codes) -> tuple[int, list[int]]:
+    """Return the header and the words of one chunk."""
+    places = np.flatnonzero(codes)
+    if places.size == 0:
+        return 0, []
+    tail = codes.size - 1 - int(places[-1])
+    gaps = np.diff(places, prepend=-1) - 1
+    if tail:
+        gaps = np.append(gaps, tail)  # the terminator: a gap that ends at the chunk's end
+    above = np.abs(codes[places]) - 1
+    gap_symbols, level_symbols = symbols_of(gaps), symbols_of(above)
+    gap_table, level_table = cheapest_table(gap_symbols), cheapest_table(level_symbols)
+    gap_rests = (gaps - START[gap_symbols]).tolist()
+    level_rests = ((above - START[level_symbols]) << 1 | (codes[places] < 0)).tolist()
+
+    backwards: list[int] = []
+    gap_writer, level_writer = _Writer(gap_table, backwards), _Writer(level_table, backwards)
+    for i in range(gaps.size - 1, -1, -1):
+        if i < places.size:
+            level_symbol = int(level_symbols[i])
+            level_writer.push_bits(int(EXTRA[level_symbol]) + 1, level_rests[i])
+            level_writer.push(level_symbol)
+        gap_symbol = int(gap_symbols[i])
+        gap_writer.push_bits(int(EXTRA[gap_symbol]), gap_rests[i])
+        gap_writer.push(gap_symbol)
+    states = [gap_writer.state & 0xFFFF, gap_writer.state >> 16]
+    states += [level_writer.state & 0xFFFF, level_writer.state >> 16]
+    words = states + backwards[::-1]
+    return len(words) | gap_table << 18 | level_table << 25, words
+
+
+class _DamagedError(Exception):
+    pass
+
+
+class _Words:
+    """The words of one chunk, read from the first to the last."""
+
+    def __init__(self, words: list[int]) -> None:
+        self._words = words
+        self._at = 0
+
+    def next(self) -> int:
+        if self._at == len(self._words):
+            raise _DamagedError
+        self._at += 1
+        return self._words[self._at - 1]
+
+    @property
+    def are_spent(self) -> bool:
+        return self._at == len(self._words)
+
+
+class _Reader:
+    """One rANS state that takes words from a sequence shared with the other one."""
+
+    def __init__(self, table: int, words: _Words) -> None:
+        self._freq, self._cum, self._slot = FREQ[table].tolist(), CUM[table].tolist(), SLOT[table]
+        self._words = words
+        self.state = words.next() | words.next() << 16
+        if self.state < LOWEST:
+            raise _DamagedError
+
+    def pull(self) -> int:
+        slot = self.state & ((1 << PROBABILITY_BITS) - 1)
+        symbol = int(self._slot[slot])
+        self.state = self._freq[symbol] * (self.state >> PROBABILITY_BITS) + slot - self._cum[symbol]
+        self._refill()
+        return symbol
+
+    def pull_bits(self, bits: int) -> int:
+        value = self.state & ((1 << bits) - 1)
+        self.state >>= bits
+        self._refill()
+        return value
+
+    def _refill(self) -> None:
+        if self.state < LOWEST:  # once is enough: more than 16 bits belong to no level that is allowed
+            self.state = self.state << 16 | self._words.next()
+
+
+def decode_chunk(header: int, own: NDArray[np.uint16], size: int) -> Codes | None:
+    """Return a chunk's codes; None if its words are not what an encoder could have written."""
+    codes = np.zeros(size, np.int64)
+    if own.size == 0:
+        return codes
+    words = _Words(own.tolist())
+    try:
+        gaps, levels = _Reader(header >> 18 & 127, words), _Reader(header >> 25, words)
+        position = 0
+        while position < size:
+            symbol = gaps.pull()
+            position += int(START[symbol]) + gaps.pull_bits(int(EXTRA[symbol]))
+            if position >= size:
+                break
+            symbol = levels.pull()
+            rest = levels.pull_bits(int(EXTRA[symbol]) + 1)
+            level = int(START[symbol]) + (rest >> 1) + 1
+            if level > MAX_LEVEL:
+                return None
+            codes[position] = -level if rest & 1 else level
+            position += 1
+    except _DamagedError:
+        return None
+    is_whole = position == size and words.are_spent and gaps.state == levels.state == LOWEST
+    return codes if is_whole else None
+
+
+def scan(values: Vector, layout: Layout) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+    """Return each tensor's energy and largest magnitude, and the first that is not finite or -1."""
+    energy, largest = np.zeros(len(layout.sizes)), np.zeros(len(layout.sizes))
+    for index, size in enumerate(layout.sizes):
+        own = values[layout.offsets[index] : layout.offsets[index] + size].astype(np.float64)
+        if not np.isfinite(own).all():
+            return energy, largest, index
+        energy[index] = own @ own
+        largest[index] = np.abs(own).max(initial=0)
+    return energy, largest, -1
+
+
+class Sample:
+    """Some blocks of one tensor, transformed with one block size."""
+
+    def __init__(self, x: Vector, n: int) -> None:
+        area = n * n
+        lanes = min(max(8, _SAMPLE_GROUP_VALUES // area // 8 * 8), x.size // area)
+        groups = max(1, min(_SAMPLE_GROUPS, x.size // _SAMPLE_EVERY))
+        firsts = np.linspace(0, x.size // area - lanes, groups).astype(np.int64) * area
+        parts = [forward(x[first : first + lanes * area], lanes, n) for first in firsts.tolist()]
+        self._coefficients = np.concatenate(parts)
+
+    def cost(self, step: float) -> tuple[float, float]:
+        """Return (bits, squared error in units of step squared), both a value."""
+        size = self._coefficients.size
+        if size == 0:
+            return 0.0, 0.0
+        codes = quantise(self._coefficients, np.float32(1 / step), np.float32((1 - float(ROUNDING)) * step))
+        error = float(np.square(self._coefficients.astype(np.float64) / step - codes).sum())
+        places = np.flatnonzero(codes)
+        gap_symbols = symbols_of(np.diff(places, prepend=-1) - 1)
+        level_symbols = symbols_of(np.abs(codes[places]) - 1)
+        bits = float(places.size)  # signs
+        for symbols in (gap_symbols, level_symbols):
+            bits += float(EXTRA[symbols].sum(dtype=np.int64))
+            bits += float(COST[cheapest_table(symbols), symbols].sum(dtype=np.int64)) / COST_ONE_BIT
+        return bits / size, error / size
+
+
+def encode(
+    values: Vector, geometry: Geometry, steps: Steps, kept: Vector | None, threads: int
+) -> tuple[NDArray[np.uint32], list[NDArray[np.uint16]], int]:
+    """Return the chunk headers, the words of every tile in order, and -1.
+
+    Instead of -1: a tensor one of whose chunks has more codes than a header can count.
+    """
+    headers = np.zeros(geometry.chunks, CHUNK)
+    words: list[NDArray[np.uint16]] = []
+    for start, blocks, size, n, chunk_log2, first_chunk, tensor in geometry.tiles.tolist():
+        magic = steps.magic[tensor]
+        snapped = (values[start : start + size] + magic) - magic
+        codes = quantise(forward(snapped, blocks, n), steps.inverse[tensor], steps.threshold[tensor])
+        if kept is not None:
+            sent = tile_values(codes, blocks, n, steps.mantissa[tensor], steps.scale[tensor])
+            kept[start : start + size] = snapped - sent
+        tile_words: list[int] = []
+        for chunk, begin in enumerate(range(0, size, 1 << chunk_log2), first_chunk):
+            own = codes[begin : begin + (1 << chunk_log2)]
+            if np.count_nonzero(own) > MAX_NONZERO:
+                return headers, words, tensor
+            headers[chunk], chunk_words = encode_chunk(own)
+            tile_words += chunk_words
+        words.append(np.array(tile_words, np.uint16))
+    return headers, words, -1
+
+
+def decode_codes(stream: Stream) -> list[Codes]:
+    """Return the codes of every tile, or raise `StreamError`."""
+    tiles = []
+    for _, _, size, _, chunk_log2, first_chunk, _ in stream.geometry.tiles.tolist():
+        codes = np.zeros(size, np.int64)
+        for chunk, begin in enumerate(range(0, size, 1 << chunk_log2), first_chunk):
+            own = codes[begin : begin + (1 << chunk_log2)]
+            words = stream.words[stream.word_starts[chunk] : stream.word_starts[chunk + 1]]
+            decoded = decode_chunk(int(stream.chunks[chunk]), words, own.size)
+            if decoded is None:
+                raise StreamError(f"chunk {chunk} is damaged", hint=HINT)
+            own[:] = decoded
+        tiles.append(codes)
+    return tiles
+
+
+def decode(stream: Stream, steps: Steps, out: Vector, weight: np.float32, threads: int) -> None:
+    """Add the decoded tiles times `weight` onto `out`; touch it only if all of them are valid."""
+    tiles = decode_codes(stream)
+    for (start, blocks, size, n, _, _, tensor), codes in zip(
+        stream.geometry.tiles.tolist(), tiles, strict=True
+    ):
+        values = tile_values(codes, blocks, n, steps.mantissa[tensor], steps.scale[tensor])
+        changes = touched(codes, blocks, n)
+        with np.errstate(over="ignore", under="ignore"):
+            out[start : start + size][changes] += weight * values[changes]
