@@ -59,7 +59,8 @@ def check() -> dict[str, int]:
             counts["same_bytes"] += ours.numel() == theirs.size and bool((ours.numpy() == theirs).all())
             sent = compare(cpu, gpu, ours.numpy().copy(), layout, x)
             left = kept.cpu().numpy()
-            assert sent is not None and (sent.astype(np.float64) + left == sent + left).all()
+            assert sent is not None
+            assert (sent.astype(np.float64) + left == sent + left).all()
             assert np.abs(sent + left - x).max() <= np.abs(x).max() * 2.0**-16
             compare(cpu, gpu, theirs, layout, x)
             for _ in range(8):

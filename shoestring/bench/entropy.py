@@ -55,7 +55,7 @@ def _levels(parsed: stream.Stream) -> Iterator[tuple[int, NDArray[np.int16]]]:
         for number, begin in enumerate(range(0, size, chunk_size), int(tile[stream.TILE_FIRST_CHUNK])):
             words = parsed.words[parsed.word_starts[number] : parsed.word_starts[number + 1]]
             length = min(chunk_size, size - begin)
-            count = decode_chunk(words, parsed.chunks[number], length, positions, levels)
+            count = decode_chunk(words, parsed.chunks[number], 0, length, positions, levels)
             if count < 0:
                 raise StreamError(f"chunk {number} is damaged", hint=stream.HINT)
             yield int(tile[stream.TILE_TENSOR]), levels[:count].copy()

@@ -3,10 +3,11 @@
 `integer_basis(n)` is the orthonormal DCT-II matrix of size n, scaled by
 `BASIS_SCALE` and rounded to integers. The inverse transform of integer codes is
 then integer arithmetic, the same on every machine. The forward transform uses
-the same integers as floats; what it rounds differently on different machines
-only moves codes, never what a code means.
+these integers or the exact cosines as floats; what it rounds differently on different
+machines only moves codes, never what a code means.
 
-Its rows are orthogonal to within half a per cent, far below a quantisation step.
+Its rows are orthogonal to within 1.1 per cent (n = 32; half that for n = 8), far below a
+quantisation step.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The codec `dct`: its options, and the steps from a bucket to a stream and back."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -43,16 +43,14 @@ class Dct(ConfiguredCodec):
         return stream.PREFIX.itemsize + stream.TENSOR.itemsize * tensors + 12 * chunks + 8 * values
 
     def _encode(self, values: Vector, layout: Layout, kept: Vector | None) -> Payload:
-        energy, largest, bad = self._engine.scan(values, layout)
+        energy, largest, bad = self._engine.scan(values, layout, self.threads)
         refuse_bad_tensor(bad, layout)
-        engine = self._engine
 
         def sample(wanted: Wanted, rms: Floats) -> HostSamples:
-            parts = [
-                engine.Sample(values[layout.offsets[index] : layout.offsets[index + 1]], n)
-                for index, n in wanted
-            ]
-            return HostSamples(parts, [rms[index] for index, _ in wanted])
+            scale = rms[[index for index, _ in wanted]]
+            return HostSamples(
+                lambda relative: self._engine.costs(values, layout, wanted, relative * scale, self.threads)
+            )
 
         headers, _ = plan(layout, self.options, energy, largest, sample)
         while True:
@@ -77,18 +75,16 @@ class Dct(ConfiguredCodec):
 
 
 class HostSamples:
-    """Samples of a CPU backend, measured one after the other when they are asked for."""
+    """Samples of a CPU backend, measured when they are asked for."""
 
-    def __init__(self, samples: Sequence[Any], rms: Sequence[float]) -> None:
-        self._samples = samples
-        self._rms = rms
+    def __init__(self, measure: Callable[[float], tuple[Floats, Floats]]) -> None:
+        self._measure = measure
 
     def costs(self, relative_step: float) -> tuple[Floats, Floats]:
-        costs = [
-            sample.cost(relative_step * rms) for sample, rms in zip(self._samples, self._rms, strict=True)
-        ]
-        bits, errors = np.array(costs).reshape(-1, 2).T
-        return bits, errors
+        return self._measure(relative_step)
+
+    def table(self) -> None:
+        return None
 
 
 def refuse_bad_tensor(bad: int, layout: Layout) -> None:
@@ -105,19 +101,18 @@ def _encode_raw(
 ) -> list[NDArray[Any]]:
     """Return the bytes of the tensors sent as floats; fill `kept` for all that have no blocks."""
     parts: list[NDArray[Any]] = []
-    for index, kind in enumerate(headers["kind"].tolist()):
-        if kind >= stream.FIRST_BLOCK_KIND:
-            continue
-        span = slice(layout.offsets[index], layout.offsets[index + 1])
-        sent = np.zeros(layout.sizes[index], np.float32)
-        if kind == stream.HALF:
-            scale = np.float32(2.0 ** int(headers["exponent"][index]))
-            half = (values[span] / scale).astype("<f2")
-            sent = half.astype(np.float32) * scale
+    kinds, exponents = headers["kind"].tolist(), headers["exponent"].tolist()
+    for index in np.flatnonzero(headers["kind"] < stream.FIRST_BLOCK_KIND).tolist():
+        own = values[layout.offsets[index] : layout.offsets[index + 1]]
+        sent: Vector | float = 0.0
+        if kinds[index] == stream.HALF:
+            scale = np.float32(2.0 ** exponents[index])
+            half = (own / scale).astype("<f2")
+            sent = half.astype(np.float32) * scale if kept is not None else 0.0
             parts.append(half)
-        elif kind == stream.FULL:
-            sent = values[span]
-            parts.append(sent.astype("<f4"))
+        elif kinds[index] == stream.FULL:
+            sent = own
+            parts.append(own.astype("<f4"))
         if kept is not None:
-            np.subtract(values[span], sent, out=kept[span])
+            np.subtract(own, sent, out=kept[layout.offsets[index] : layout.offsets[index + 1]])
     return parts

@@ -5,10 +5,7 @@ together, so the cost of a call does not grow with the number of tensors. Scratc
 memory belongs to a thread and is kept between calls.
 """
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +15,7 @@ from shoestring.codec.dct.entropy import decode_chunk, encode_chunk
 from shoestring.codec.dct.format import (
     CHUNK,
     HINT,
+    MAX_LEVEL,
     MAX_NONZERO,
     MAX_WORDS,
     STATE_WORDS,
@@ -31,59 +29,76 @@ from shoestring.codec.dct.format import (
     Geometry,
     Stream,
 )
-from shoestring.codec.dct.jit import decode_jit, encode_jit
-from shoestring.codec.dct.measure import Sample, scan
-from shoestring.codec.dct.scratch import clean_room, room
-from shoestring.codec.dct.steps import Steps
+from shoestring.codec.dct.jit import Kernel, decode_jit, encode_jit, specialise
+from shoestring.codec.dct.measure import costs, scan
+from shoestring.codec.dct.sampling import lanes_of
+from shoestring.codec.dct.scratch import clean_room, room, run_parts
+from shoestring.codec.dct.steps import ROUNDING, Steps
 from shoestring.codec.dct.tables import SYMBOLS, TABLES
 from shoestring.codec.dct.transform import (
     forward_group,
     inverse_block,
-    lanes_of,
+    inverse_group,
     quantise,
     to_value,
     trailing_zeros,
 )
 from shoestring.errors import StreamError
 
-__all__ = ["Sample", "decode", "encode", "scan"]
+__all__ = ["costs", "decode", "encode", "scan"]
 
 _NOTHING = np.empty(0, np.float32)
+# Rows that are a power of two apart would share one cache set.
+PADDING = 17
 
 
-@cache
-def _forward_tile(n: int) -> Callable[..., Any]:
-    area = n * n
-    width = lanes_of(n)
-    transform = forward_group(n)
-    inverse = inverse_block(n)
+# Stand for a block size, its area, the blocks of a group and kernels for it (`specialise`).
+n = area = width = 0
+transform = inverse = inverse_few = forward = keep_group = add_few = add_many = None
 
-    @encode_jit
-    def keep_group(x, first, lanes, magic, mantissa, scale, codes, rows, columns, t, y, kept):
-        for b in range(lanes):
-            source = x[(first + b) * area : (first + b + 1) * area]
-            target = kept[(first + b) * area : (first + b + 1) * area]
+# Groups and tiles with more codes than one in this many values are inverted as a whole.
+FEW = 24
+
+
+def _keep_group(x, first, lanes, step, few, codes, rows, columns, t, y, many, values, kept):
+    """Write what the codes of a group leave of `x`."""
+    _, _, magic, mantissa, scale = step
+    if not few:
+        inverse(many)
+        for f in range(area):
+            for b in range(width):
+                values[f, b] = to_value(many[f, b], mantissa, scale)
+    for b in range(lanes):
+        source = x[(first + b) * area : (first + b + 1) * area]
+        target = kept[(first + b) * area : (first + b + 1) * area]
+        for f in range(area):
+            target[f] = (source[f] + magic) - magic
+        if not few:
             for f in range(area):
-                target[f] = (source[f] + magic) - magic
-            if rows[b]:
-                block = codes[b * area : (b + 1) * area]
-                inverse(block, rows[b], columns[b], t, y)
-                for f in range(area):
-                    target[f] -= to_value(y[f], mantissa, scale)
-                    block[f] = 0
-                rows[b] = 0
-                columns[b] = 0
+                target[f] -= values[f, b]
+        elif rows[b]:
+            block = codes[b * area : (b + 1) * area]
+            inverse_few(block, rows[b], columns[b], t, y)
+            for f in range(area):
+                target[f] -= to_value(y[f], mantissa, scale)
+                block[f] = 0
+            rows[b] = 0
+            columns[b] = 0
 
-    @encode_jit
-    def forward(x, blocks, step, stride, positions, levels, counts, group, keep, kept):
-        """Fill one list of (block, code) a frequency; the rest is the last list."""
-        inverse_step, threshold, magic, mantissa, scale = step
-        s, flat, flags, flag_words, codes, rows, columns, t, y = group
-        for f in range(area + 1):
-            counts[f] = 0
-        for first in range(0, blocks, width):
-            lanes = min(width, blocks - first)
-            transform(x, first, lanes, magic, s)
+
+def _forward(x, blocks, step, stride, positions, levels, counts, group, keep, kept):
+    """Fill one list of (block, code) a frequency; the rest is the last list."""
+    inverse_step, threshold, magic, mantissa, scale = step
+    s, flat, flags, flag_words, codes, rows, columns, t, y, many = group
+    for f in range(area + 1):
+        counts[f] = 0
+    before = 0
+    for first in range(0, blocks, width):
+        lanes = min(width, blocks - first)
+        transform(x, first, lanes, magic, s)
+        found = 0
+        few = before * FEW < lanes * area
+        if few:
             for i in range(area * width):
                 flags[i] = abs(flat[i]) >= threshold
             for f in range(area):
@@ -105,143 +120,212 @@ def _forward_tile(n: int) -> Callable[..., Any]:
                             codes[b * area + f] = level
                             rows[b] |= np.uint64(1) << np.uint64(f // n)
                             columns[b] |= np.uint64(1) << np.uint64(f % n)
+                found += count - counts[f]
                 counts[f] = count
-            if keep:
-                keep_group(x, first, lanes, magic, mantissa, scale, codes, rows, columns, t, y, kept)
-        count = 0
-        for i in range(blocks * area, x.size):
-            value = (x[i] + magic) - magic
-            sent = np.float32(0)
-            if abs(value) >= threshold:
-                level = quantise(value, inverse_step)
-                positions[area * stride + count] = i - blocks * area
-                levels[area * stride + count] = level
-                count += 1
-                sent = to_value(level << 18, mantissa, scale)
-            if keep:
-                kept[i] = value - sent
-        counts[area] = count
+        else:
+            for f in range(area):
+                for b in range(width):
+                    c = s[f, b]
+                    level = np.int32(min(abs(c) * inverse_step + ROUNDING, np.float32(MAX_LEVEL)))
+                    level = max(level, np.int32(1)) if abs(c) >= threshold else np.int32(0)
+                    many[f, b] = level if c > 0 else -level
+            for f in range(area):
+                count = counts[f]
+                base = f * stride
+                for b in range(lanes):  # without a branch: there is a code at every few places
+                    level = many[f, b]
+                    positions[base + count] = first + b
+                    levels[base + count] = level
+                    count += level != 0
+                found += count - counts[f]
+                counts[f] = count
+        before = found
+        if keep:
+            keep_group(x, first, lanes, step, few, codes, rows, columns, t, y, many, s, kept)
+    count = 0
+    for i in range(blocks * area, x.size):
+        value = (x[i] + magic) - magic
+        sent = np.float32(0)
+        if abs(value) >= threshold:
+            level = quantise(value, inverse_step)
+            positions[area * stride + count] = i - blocks * area
+            levels[area * stride + count] = level
+            count += 1
+            sent = to_value(level << 18, mantissa, scale)
+        if keep:
+            kept[i] = value - sent
+    counts[area] = count
 
-    @encode_jit
-    def encode(values, tiles, steps, lists, group, coder, out, word_counts, headers, keep, kept):
-        """Encode these tiles one after the other; return -1, or the tensor whose chunks are too large."""
-        inverse_steps, thresholds, magics, mantissas, scales = steps
-        positions, levels, counts = lists
-        gaps, chunk_levels, scratch, backwards = coder
-        written = 0
-        for k in range(tiles.shape[0]):
-            start, blocks, size = tiles[k, TILE_START], tiles[k, TILE_BLOCKS], tiles[k, TILE_SIZE]
-            tensor = tiles[k, TILE_TENSOR]
-            step = (
-                inverse_steps[tensor],
-                thresholds[tensor],
-                magics[tensor],
-                mantissas[tensor],
-                scales[tensor],
-            )
-            x = values[start : start + size]
-            stride = blocks + 17  # rows that are a power of two apart would share one cache set
-            target = kept[start : start + size] if keep else kept
-            forward(x, blocks, step, stride, positions, levels, counts, group, keep, target)
 
-            first_word = written
-            chunk_size = np.int64(1) << tiles[k, TILE_CHUNK_LOG2]
-            header = tiles[k, TILE_FIRST_CHUNK]
-            f, i, begin = 0, 0, 0
-            while begin < size:
-                end = min(begin + chunk_size, size)
-                count, previous = 0, begin - 1
-                while f <= area:
-                    if i == counts[f]:
-                        f, i = f + 1, 0
-                        continue
-                    position = f * blocks + positions[f * stride + i]
-                    if f == area:
-                        position = area * blocks + positions[f * stride + i]
+def _encode_tiles(values, tiles, steps, lists, group, coder, out, word_counts, headers, keep, kept):
+    """Encode these tiles one after the other; return -1, or the tensor whose chunks are too large."""
+    inverse_steps, thresholds, magics, mantissas, scales = steps
+    positions, levels, counts = lists
+    gaps, chunk_levels, scratch, backwards = coder
+    written = 0
+    for k in range(tiles.shape[0]):
+        start, blocks, size = tiles[k, TILE_START], tiles[k, TILE_BLOCKS], tiles[k, TILE_SIZE]
+        i = tiles[k, TILE_TENSOR]
+        step = (inverse_steps[i], thresholds[i], magics[i], mantissas[i], scales[i])
+        x = values[start : start + size]
+        stride = blocks + PADDING
+        target = kept[start : start + size] if keep else kept
+        forward(x, blocks, step, stride, positions, levels, counts, group, keep, target)
+
+        first_word = written
+        chunk_size = np.int64(1) << tiles[k, TILE_CHUNK_LOG2]
+        header = tiles[k, TILE_FIRST_CHUNK]
+        f, at, begin = 0, 0, 0
+        while begin < size:
+            end = min(begin + chunk_size, size)
+            count, previous = 0, begin - 1
+            while f <= area:
+                row = f * stride
+                offset = f * blocks
+                last = counts[f]
+                while at < last:
+                    position = offset + positions[row + at]
                     if position >= end:
                         break
                     gaps[count] = position - previous - 1
-                    chunk_levels[count] = levels[f * stride + i]
+                    chunk_levels[count] = levels[row + at]
                     previous = position
                     count += 1
-                    i += 1
-                if count > MAX_NONZERO:
-                    return tensor
-                tail = end - 1 - previous
-                words, head = encode_chunk(gaps, chunk_levels, count, tail, scratch, backwards, out[written:])
-                headers[header] = head
-                header += 1
-                written += words
-                begin = end
-            word_counts[k] = written - first_word
-        return -1
-
-    return encode
+                    at += 1
+                if at < last:
+                    break
+                f, at = f + 1, 0
+            if count > MAX_NONZERO:
+                return tiles[k, TILE_TENSOR]
+            tail = end - 1 - previous
+            words, head = encode_chunk(gaps, chunk_levels, count, tail, scratch, backwards, out[written:])
+            headers[header] = head
+            header += 1
+            written += words
+            begin = end
+        word_counts[k] = written - first_word
+    return -1
 
 
 @cache
-def _inverse_tile(n: int) -> Callable[..., Any]:
-    area = n * n
-    inverse = inverse_block(n)
+def _encoder(n: int) -> Kernel:
+    constants = {"n": n, "area": n * n, "width": lanes_of(n)}
+    keeper = specialise(
+        encode_jit, _keep_group, n, inverse=inverse_group(n), inverse_few=inverse_block(n), **constants
+    )
+    lister = specialise(encode_jit, _forward, n, transform=forward_group(n), keep_group=keeper, **constants)
+    return specialise(encode_jit, _encode_tiles, n, forward=lister, **constants)
 
-    @decode_jit
-    def add(out, blocks, positions, levels, count, codes, rows, columns, mantissa, scale, weight, t, y):
-        end = blocks * area
-        f, row_end = 0, blocks
-        u, v = 0, 0
-        for i in range(count):
-            position = np.int64(positions[i])
-            level = np.int32(levels[i])
-            if n == 1 or position >= end:
-                out[position] += weight * to_value(level << 18, mantissa, scale)
-                continue
-            if position >= row_end:
-                f = position // blocks
-                row_end = (f + 1) * blocks
-                u, v = f // n, f % n
-            b = position - row_end + blocks
-            codes[b * area + f] = level
-            rows[b] |= np.uint64(1) << np.uint64(u)
-            columns[b] |= np.uint64(1) << np.uint64(v)
-        if n == 1:
-            return
-        for b in range(blocks):
-            if rows[b]:
-                block = codes[b * area : (b + 1) * area]
-                target = out[b * area : (b + 1) * area]
-                inverse(block, rows[b], columns[b], t, y)
+
+def _add_few(out, blocks, positions, levels, count, codes, rows, columns, mantissa, scale, weight, t, y):
+    """Invert the blocks that hold codes one by one."""
+    row_end = 0
+    f = u = v = 0
+    for i in range(count):
+        position = np.int64(positions[i])
+        if position >= blocks * area:
+            break
+        if position >= row_end:
+            f = position // blocks
+            row_end = (f + 1) * blocks
+            u, v = f // n, f % n
+        b = position - row_end + blocks
+        codes[b * area + f] = levels[i]
+        rows[b] |= np.uint64(1) << np.uint64(u)
+        columns[b] |= np.uint64(1) << np.uint64(v)
+    for b in range(blocks):
+        if rows[b]:
+            block = codes[b * area : (b + 1) * area]
+            target = out[b * area : (b + 1) * area]
+            inverse_few(block, rows[b], columns[b], t, y)
+            for f in range(area):
+                target[f] += weight * to_value(y[f], mantissa, scale)
+                block[f] = 0
+            rows[b] = 0
+            columns[b] = 0
+
+
+def _add_many(out, blocks, positions, levels, count, codes, rows, mantissa, scale, weight, s, values):
+    """Invert group after group; blocks without codes stay untouched here too."""
+    stride = blocks + PADDING
+    row_end = 0
+    shift = 0
+    for i in range(count):
+        position = np.int64(positions[i])
+        if position >= blocks * area:
+            break
+        if position >= row_end:
+            f = position // blocks
+            row_end = (f + 1) * blocks
+            shift = f * PADDING
+        codes[position + shift] = levels[i]
+        rows[position - row_end + blocks] = 1
+    for first in range(0, blocks, width):
+        lanes = min(width, blocks - first)
+        for f in range(area):
+            row = codes[f * stride + first : f * stride + first + lanes]
+            for b in range(lanes):
+                s[f, b] = row[b]
+                row[b] = 0
+        inverse(s)
+        for f in range(area):
+            for b in range(width):
+                values[f, b] = weight * to_value(s[f, b], mantissa, scale)
+        for b in range(lanes):
+            if rows[first + b]:
+                rows[first + b] = 0
+                target = out[(first + b) * area : (first + b + 1) * area]
                 for f in range(area):
-                    target[f] += weight * to_value(y[f], mantissa, scale)
-                    block[f] = 0
-                rows[b] = 0
-                columns[b] = 0
+                    target[f] += values[f, b]
 
-    @decode_jit
-    def decode(
-        out, tiles, starts, positions, levels, counts, codes, rows, columns, mantissas, scales, weight
-    ):
-        t = np.empty(area, np.int32)
-        y = np.empty(area, np.int32)
-        for k in range(tiles.shape[0]):
-            start, size, tensor = tiles[k, TILE_START], tiles[k, TILE_SIZE], tiles[k, TILE_TENSOR]
-            at = starts[k]
-            add(
-                out[start : start + size],
-                tiles[k, TILE_BLOCKS],
-                positions[at:],
-                levels[at:],
-                counts[k],
-                codes,
-                rows,
-                columns,
-                mantissas[tensor],
-                scales[tensor],
-                weight,
-                t,
-                y,
-            )
 
-    return decode
+def _decode_tiles(
+    out, tiles, starts, positions, levels, counts, codes, rows, columns, mantissas, scales, weight
+):
+    t = np.empty(area, np.int32)
+    y = np.empty(area, np.int32)
+    s = np.zeros((area, width), np.int32)
+    values = np.zeros((area, width), np.float32)
+    for k in range(tiles.shape[0]):
+        start, size, blocks = tiles[k, TILE_START], tiles[k, TILE_SIZE], tiles[k, TILE_BLOCKS]
+        at, count = starts[k], counts[k]
+        mantissa, scale = mantissas[tiles[k, TILE_TENSOR]], scales[tiles[k, TILE_TENSOR]]
+        target = out[start : start + size]
+        own_positions, own_levels = positions[at : at + count], levels[at : at + count]
+        plain = 0
+        if n > 1:
+            plain = blocks * area
+            if count * FEW < size:
+                add_few(
+                    target, blocks, own_positions, own_levels, count, codes, rows, columns, mantissa, scale,
+                    weight, t, y,
+                )  # fmt: skip
+            else:
+                add_many(
+                    target,
+                    blocks,
+                    own_positions,
+                    own_levels,
+                    count,
+                    codes,
+                    rows,
+                    mantissa,
+                    scale,
+                    weight,
+                    s,
+                    values,
+                )
+        for i in range(np.searchsorted(own_positions, plain), count):
+            level = np.int32(own_levels[i])
+            target[own_positions[i]] += weight * to_value(level << 18, mantissa, scale)
+
+
+@cache
+def _decoder(n: int) -> Kernel:
+    constants = {"n": n, "area": n * n, "width": lanes_of(n)}
+    few = specialise(decode_jit, _add_few, n, inverse_few=inverse_block(n), **constants)
+    many = specialise(decode_jit, _add_many, n, inverse=inverse_group(n), **constants)
+    return specialise(decode_jit, _decode_tiles, n, add_few=few, add_many=many, **constants)
 
 
 @decode_jit
@@ -255,11 +339,9 @@ def _decode_lists(tiles, starts, words, word_starts, headers, positions, levels,
         for begin in range(0, size, chunk_size):
             own = words[word_starts[chunk] : word_starts[chunk + 1]]
             length = min(chunk_size, size - begin)
-            count = decode_chunk(own, headers[chunk], length, positions[at:], levels[at:])
+            count = decode_chunk(own, headers[chunk], begin, length, positions[at:], levels[at:])
             if count < 0:
                 return chunk
-            for i in range(at, at + count):
-                positions[i] += begin
             at += count
             chunk += 1
         counts[k] = at - starts[k]
@@ -277,17 +359,6 @@ def _split(tiles: NDArray[np.int64], threads: int) -> list[tuple[int, NDArray[np
     return parts
 
 
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="shoestring-codec")
-
-
-def _run(threads: int, function: Callable[..., Any], parts: Sequence[Any]) -> list[Any]:
-    if threads == 1 or len(parts) <= 1:
-        return [function(part) for part in parts]
-    return list(_pool(threads).map(function, parts))
-
-
 def encode(
     values: Vector, geometry: Geometry, steps: Steps, kept: Vector | None, threads: int
 ) -> tuple[NDArray[np.uint32], list[NDArray[np.uint16]], int]:
@@ -303,7 +374,7 @@ def encode(
         tiles = geometry.tiles[numbers]
         area, width = n * n, lanes_of(n)
         most = int(tiles[:, TILE_SIZE].max())
-        listed = most + 17 * area + area
+        listed = most + PADDING * area + area
         lists = (
             room("positions", listed, np.int32),
             room("levels", listed, np.int16),
@@ -321,6 +392,7 @@ def encode(
             np.zeros(width, np.uint64),
             np.empty(area, np.int32),
             np.empty(area, np.int32),
+            np.zeros((area, width), np.int32),
         )
         symbols = room("symbols", 2 * most, np.uint8)[: 2 * most].reshape(2, most)
         coder = (
@@ -334,7 +406,7 @@ def encode(
         out = room("out", 4 * total + STATE_WORDS * chunks, np.uint16)
         counts = np.zeros(len(tiles), np.int64)
         keep = kept is not None
-        too_large = _forward_tile(n)(
+        too_large = _encoder(n)(
             values,
             tiles,
             steps.arrays,
@@ -354,7 +426,7 @@ def encode(
             words[number] = out[end - count : end].copy()
         return -1
 
-    too_large = max(_run(threads, encode_part, _split(geometry.tiles, threads)), default=-1)
+    too_large = max(run_parts(threads, encode_part, _split(geometry.tiles, threads)), default=-1)
     return headers, words, too_large
 
 
@@ -377,7 +449,7 @@ def decode(stream: Stream, steps: Steps, out: Vector, weight: np.float32, thread
         counts[numbers] = own
         return int(bad)
 
-    bad = max(_run(threads, decode_lists, parts), default=-1)
+    bad = max(run_parts(threads, decode_lists, parts), default=-1)
     if bad >= 0:
         raise StreamError(f"chunk {bad} is damaged", hint=HINT)
 
@@ -386,12 +458,12 @@ def decode(stream: Stream, steps: Steps, out: Vector, weight: np.float32, thread
         tiles = geometry.tiles[numbers]
         most, blocks = int(tiles[:, TILE_SIZE].max()), int(tiles[:, TILE_BLOCKS].max())
         _, _, _, mantissas, scales = steps.arrays
-        _inverse_tile(n)(
+        _decoder(n)(
             out, tiles, starts[numbers], positions, levels, counts[numbers],
-            clean_room("codes", most if n > 1 else 1, np.int16),
+            clean_room("codes", most + PADDING * n * n if n > 1 else 1, np.int16),
             clean_room("rows", blocks if n > 1 else 1, np.uint64),
             clean_room("columns", blocks if n > 1 else 1, np.uint64),
             mantissas, scales, weight,
         )  # fmt: skip
 
-    _run(threads, add, parts)
+    run_parts(threads, add, parts)

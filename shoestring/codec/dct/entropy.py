@@ -136,8 +136,10 @@ def encode_chunk(gaps, levels, count, tail, scratch, backwards, out):
 
 
 @decode_jit
-def decode_chunk(words, header, size, positions, levels):
-    """Write positions and levels of a chunk's codes; return how many, or -1 if it is not one.
+def decode_chunk(words, header, begin, size, positions, levels):
+    """Write positions (from `begin` on) and levels of a chunk's codes; return how many, or -1.
+
+    -1 stands for words that are not a chunk.
 
     `words` are the chunk's own words alone, so a read past them is a damaged stream.
     """
@@ -193,7 +195,7 @@ def decode_chunk(words, header, size, positions, levels):
         level = np.int64(START[symbol]) + (rest >> 1) + 1
         if level > MAX_LEVEL:
             return -1
-        positions[count] = position
+        positions[count] = begin + position
         levels[count] = -level if rest & 1 else level
         count += 1
         position += 1

@@ -42,8 +42,8 @@ PREFIX = np.dtype([("codec", "u1"), ("version", "u1"), ("tensors", "<u2")])
 TENSOR = np.dtype([("kind", "u1"), ("chunk_log2", "u1"), ("mantissa", "u1"), ("exponent", "i1")])
 CHUNK = np.dtype("<u4")  # bits 0-17: words, 18-24: gap table, 25-31: level table
 MAX_WORDS = (1 << 18) - 1
-# One code takes at most 4 words, so this many in a chunk always fit.
-MAX_NONZERO = MAX_WORDS // 4
+# One code takes at most 4 words, so this many in a chunk always fit, with states and tail.
+MAX_NONZERO = MAX_WORDS // 4 - 2
 SAFE_CHUNK_LOG2 = 15  # chunks this small can hold a code at every place
 STATE_WORDS = 4  # a chunk that is not empty begins with its two states
 
@@ -187,7 +187,8 @@ def raw_values(stream: Stream, layout: Layout) -> list[tuple[int, NDArray[np.flo
         body = stream.payload[at : at + size * (2 if half else 4)]
         if half:
             scale = np.float32(2.0 ** int(stream.headers["exponent"][index]))
-            values = body.view("<f2").astype(np.float32) * scale
+            with np.errstate(invalid="ignore"):  # a NaN is refused below
+                values = body.view("<f2").astype(np.float32) * scale
         else:
             values = body.view("<f4").astype(np.float32)
         if not np.isfinite(values).all():

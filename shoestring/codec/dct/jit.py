@@ -11,6 +11,7 @@ not: what a decoder computes is defined to the bit. `sum_jit` may reorder sums t
 import hashlib
 import os
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,20 @@ def _compile(function: Kernel, fastmath: set[str] | bool) -> Kernel:
         finally:
             _config.CACHE_DIR = before
     return kernel
+
+
+def specialise(
+    compiler: Callable[[Kernel], Kernel], template: Any, suffix: object, **constants: Any
+) -> Kernel:
+    """Compile a copy of `template` in which some of its module's names are constants.
+
+    A closure would do as well, but Numba finds compiled closures on disk in no later process.
+    """
+    name = f"{template.__name__}_{suffix}"
+    function = types.FunctionType(template.__code__, {**template.__globals__, **constants}, name)
+    function.__qualname__ = name
+    function.__module__ = template.__module__
+    return compiler(function)
 
 
 def encode_jit(function: Kernel) -> Kernel:

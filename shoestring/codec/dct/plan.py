@@ -15,7 +15,7 @@ from shoestring.codec.base import Layout
 from shoestring.codec.dct import format as stream
 from shoestring.codec.dct.options import Options
 from shoestring.codec.dct.steps import MAX_STEPS, nearest
-from shoestring.codec.rate import RATE_WEIGHT, common_step
+from shoestring.codec.rate import common_step, rate_weight, step_on_curve
 
 Floats = NDArray[np.float64]
 Wanted = Sequence[tuple[int, int]]  # pairs of a tensor and a block size
@@ -26,8 +26,10 @@ CHUNK_BITS = 8192
 # The transform must win by this much: codes of plain values cluster more than a short sample shows.
 ADVANTAGE = 0.97
 DEFAULT_BLOCK = 8
+# What a chunk takes besides its codes: header, states, end.
+CHUNK_OVERHEAD_BITS = 72
 # Tensors whose steps could leave the range of exponents.
-TOO_SMALL, TOO_LARGE = 2.0**-80, 2.0**95
+TOO_SMALL, TOO_LARGE, TOO_LARGE_FOR_HALF = 2.0**-80, 2.0**90, 2.0**110
 
 
 class Samples(Protocol):
@@ -38,6 +40,10 @@ class Samples(Protocol):
 
         The step of each is `relative_step` times its tensor's rms.
         """
+        ...
+
+    def table(self) -> tuple[Floats, Floats, Floats] | None:
+        """Return (relative steps, bits, errors) if all that can be asked is known already."""
         ...
 
 
@@ -56,9 +62,12 @@ def plan(
     sizes = np.array(layout.sizes, np.int64)
     headers = np.zeros(sizes.size, stream.TENSOR)
     bits_a_value = np.zeros(sizes.size)
-    full = (largest > TOO_LARGE) | ((sizes < options.small) & (options.small_as == "float32"))
+    small = sizes < options.small
+    full = (largest > np.where(small, TOO_LARGE_FOR_HALF, TOO_LARGE)) | (
+        small & (options.small_as == "float32")
+    )
     sent = largest >= TOO_SMALL  # of smaller ones nothing is sent and all is kept
-    half = sent & ~full & (sizes < options.small)
+    half = sent & ~full & small
     full &= sent
     headers["kind"][full] = stream.FULL
     headers["kind"][half] = stream.HALF
@@ -74,18 +83,29 @@ def plan(
     samples = sample(wanted, rms)
     handicap = np.where(sides > 1, ADVANTAGE, 1.0)
 
-    def best(relative: float) -> tuple[NDArray[np.int64], Floats]:
-        bits, error = (cost.reshape(sides.shape) for cost in samples.costs(relative))
-        form = np.argmin((error + RATE_WEIGHT * bits) * handicap, axis=1)
+    def best(bits: Floats, error: Floats) -> tuple[NDArray[np.int64], Floats]:
+        """Choose each tensor's form; costs are [coded, forms], or [coded, forms, steps]."""
+        weight = rate_weight(bits.mean(axis=1, keepdims=True))
+        loss = (error + weight * bits) * handicap.reshape(handicap.shape + (1,) * (bits.ndim - 2))
+        form = np.argmin(loss, axis=1)
         return form, np.take_along_axis(bits, form[:, None], axis=1)[:, 0]
+
+    def at(relative: float) -> tuple[NDArray[np.int64], Floats]:
+        bits, error = samples.costs(relative)
+        return best(bits.reshape(sides.shape), error.reshape(sides.shape))
 
     relative = options.step
     if options.bits is not None:
         spent = 32.0 * sizes[full].sum() + 16.0 * sizes[half].sum()
-        relative = common_step(
-            lambda step: float(sizes[coded] @ best(step)[1]), budget_bits=options.bits * layout.total - spent
-        )
-    form, bits_a_value[coded] = best(relative)
+        budget = (options.bits * layout.total - spent) / (1 + CHUNK_OVERHEAD_BITS / chunk_bits)
+        table = samples.table()
+        if table is None:
+            relative = common_step(lambda step: float(sizes[coded] @ at(step)[1]), budget_bits=budget)
+        else:
+            steps, bits, error = table
+            total = sizes[coded] @ best(bits.reshape(*sides.shape, -1), error.reshape(*sides.shape, -1))[1]
+            relative = step_on_curve(steps, total, budget_bits=budget)
+    form, bits_a_value[coded] = at(relative)
     step = np.maximum(relative * rms[coded], largest[coded] / MAX_STEPS)
     chosen = np.take_along_axis(sides, form[:, None], axis=1)[:, 0]
     headers["kind"][coded] = [stream.kind_of_block(n) for n in chosen.tolist()]
@@ -96,7 +116,11 @@ def plan(
 
 def list_wanted(layout: Layout, options: Options, tensors: Sequence[int]) -> list[tuple[int, int]]:
     """Pair each tensor with the block sizes it may be coded with, as many for each."""
-    return [(index, n) for index in tensors for n in candidates(layout.shapes[index], options)]
+    return [
+        (index, n if layout.sizes[index] >= n * n else 1)
+        for index in tensors
+        for n in candidates(layout.shapes[index], options)
+    ]
 
 
 def candidates(shape: tuple[int, ...], options: Options) -> list[int]:

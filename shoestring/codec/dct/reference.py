@@ -27,6 +27,7 @@ from shoestring.codec.dct.format import (
     Geometry,
     Stream,
 )
+from shoestring.codec.dct.sampling import run_starts, sample_shape
 from shoestring.codec.dct.steps import ROUNDING, Steps
 from shoestring.codec.dct.tables import COST, COST_ONE_BIT, CUM, EXTRA, FREQ, PROBABILITY_BITS, SLOT, START
 from shoestring.errors import StreamError
@@ -36,7 +37,6 @@ Codes = NDArray[np.int64]
 LOWEST = 1 << 16  # a state's smallest value, and what both begin and end with
 
 # A sample is at most 8 groups of about 2,048 values, one for every 65,536 of the tensor.
-_SAMPLE_GROUPS, _SAMPLE_GROUP_VALUES, _SAMPLE_EVERY = 8, 2048, 1 << 16
 
 
 @cache
@@ -245,7 +245,9 @@ def decode_chunk(header: int, own: NDArray[np.uint16], size: int) -> Codes | Non
     return codes if is_whole else None
 
 
-def scan(values: Vector, layout: Layout) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+def scan(
+    values: Vector, layout: Layout, threads: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
     """Return each tensor's energy and largest magnitude, and the first that is not finite or -1."""
     energy, largest = np.zeros(len(layout.sizes)), np.zeros(len(layout.sizes))
     for index, size in enumerate(layout.sizes):
@@ -257,32 +259,42 @@ def scan(values: Vector, layout: Layout) -> tuple[NDArray[np.float64], NDArray[n
     return energy, largest, -1
 
 
-class Sample:
-    """Some blocks of one tensor, transformed with one block size."""
+def costs(
+    values: Vector, layout: Layout, wanted: list[tuple[int, int]], steps: NDArray[np.float64], threads: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the bits, and the squared error in steps squared, a value, of each (tensor, n) at its step."""
+    results = []
+    for (index, n), step in zip(wanted, steps.tolist(), strict=True):
+        x = values[layout.offsets[index] : layout.offsets[index + 1]]
+        results.append(_cost(_sample(x, n), step))
+    bits, errors = np.array(results).reshape(-1, 2).T
+    return bits, errors
 
-    def __init__(self, x: Vector, n: int) -> None:
-        area = n * n
-        lanes = min(max(8, _SAMPLE_GROUP_VALUES // area // 8 * 8), x.size // area)
-        groups = max(1, min(_SAMPLE_GROUPS, x.size // _SAMPLE_EVERY))
-        firsts = np.linspace(0, x.size // area - lanes, groups).astype(np.int64) * area
-        parts = [forward(x[first : first + lanes * area], lanes, n) for first in firsts.tolist()]
-        self._coefficients = np.concatenate(parts)
 
-    def cost(self, step: float) -> tuple[float, float]:
-        """Return (bits, squared error in units of step squared), both a value."""
-        size = self._coefficients.size
-        if size == 0:
-            return 0.0, 0.0
-        codes = quantise(self._coefficients, np.float32(1 / step), np.float32((1 - float(ROUNDING)) * step))
-        error = float(np.square(self._coefficients.astype(np.float64) / step - codes).sum())
-        places = np.flatnonzero(codes)
-        gap_symbols = symbols_of(np.diff(places, prepend=-1) - 1)
-        level_symbols = symbols_of(np.abs(codes[places]) - 1)
-        bits = float(places.size)  # signs
-        for symbols in (gap_symbols, level_symbols):
-            bits += float(EXTRA[symbols].sum(dtype=np.int64))
-            bits += float(COST[cheapest_table(symbols), symbols].sum(dtype=np.int64)) / COST_ONE_BIT
-        return bits / size, error / size
+def _sample(x: Vector, n: int) -> Vector:
+    """Return the coefficients of a tensor's sample, each group in planar order."""
+    area = n * n
+    groups, runs, each = sample_shape(x.size, n)
+    parts = [x[first * area : (first + each) * area] for first in run_starts(x.size, n)]
+    return np.concatenate(
+        [forward(np.concatenate(parts[g * runs : (g + 1) * runs]), runs * each, n) for g in range(groups)]
+    )
+
+
+def _cost(coefficients: Vector, step: float) -> tuple[float, float]:
+    size = coefficients.size
+    if size == 0:
+        return 0.0, 0.0
+    codes = quantise(coefficients, np.float32(1 / step), np.float32((1 - float(ROUNDING)) * step))
+    error = float(np.square(coefficients.astype(np.float64) / step - codes).sum())
+    places = np.flatnonzero(codes)
+    gap_symbols = symbols_of(np.diff(places, prepend=-1) - 1)
+    level_symbols = symbols_of(np.abs(codes[places]) - 1)
+    bits = float(places.size)  # signs
+    for symbols in (gap_symbols, level_symbols):
+        bits += float(EXTRA[symbols].sum(dtype=np.int64))
+        bits += float(COST[cheapest_table(symbols), symbols].sum(dtype=np.int64)) / COST_ONE_BIT
+    return bits / size, error / size
 
 
 def encode(

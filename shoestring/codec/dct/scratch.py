@@ -1,6 +1,9 @@
-"""Memory that a thread keeps between calls, so that kernels never wait for fresh pages."""
+"""Threads for kernels, and memory that a thread keeps so that kernels never wait for fresh pages."""
 
 import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,3 +28,15 @@ def clean_room(name: str, size: int, dtype: Any) -> NDArray[Any]:
         array = np.zeros(size, dtype)
         setattr(_own, name, array)
     return array
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="shoestring-codec")
+
+
+def run_parts(threads: int, function: Callable[..., Any], parts: Sequence[Any]) -> list[Any]:
+    """Call `function` with each part, on several threads if allowed."""
+    if threads == 1 or len(parts) <= 1:
+        return [function(part) for part in parts]
+    return list(_pool(threads).map(function, parts))

@@ -47,7 +47,7 @@ def encode_with(
     backend: str, values: Vector, layout: Layout, headers: np.ndarray, kept: Vector | None = None
 ) -> tuple[Payload, int]:
     """Encode with chosen headers, all of them blocks; return the stream and the tensor that is too large."""
-    _, largest, _ = reference.scan(values, layout)
+    _, largest, _ = reference.scan(values, layout, 1)
     geometry = stream.lay_out(layout, headers)
     steps = of_headers(headers, largest)
     chunks, words, too_large = BACKENDS[backend].encode(values, geometry, steps, kept, 1)
@@ -64,7 +64,7 @@ def decode(backend: str, payload, layout: Layout, out: Vector | None = None, wei
 def steps_of(payload: Payload, layout: Layout, values: Vector) -> tuple[np.ndarray, Steps]:
     """Return a stream's tensor headers, and its steps as its encoder had them."""
     headers = stream.parse(payload, layout).headers
-    _, largest, _ = reference.scan(values, layout)
+    _, largest, _ = reference.scan(values, layout, 1)
     return headers, of_headers(headers, largest)
 
 

@@ -259,24 +259,20 @@ def test_several_tiles_are_alike_on_all_backends_and_threads(same_bits):
         same_bits(out, want)
 
 
-class BlindSample:
-    """Sees nothing but zeros, as a sample may that lies beside all that there is."""
-
-    def __init__(self, x: Vector, n: int) -> None:
-        pass
-
-    def cost(self, step: float) -> tuple[float, float]:
-        return 0.0, 0.0
+def see_nothing(values, layout, wanted, steps, threads):
+    """Measure nothing but zeros, as a sample may that lies beside all that there is."""
+    return np.zeros(len(wanted)), np.zeros(len(wanted))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_chunks_that_hold_too_much_fall_back_to_safe_ones(backend, monkeypatch):
     """A sample that misses all codes asks for the largest chunks, which cannot hold one at every place."""
-    monkeypatch.setattr(BACKENDS[backend], "Sample", BlindSample)
+    monkeypatch.setattr(BACKENDS[backend], "costs", see_nothing)
     layout = Layout.of([(1 << 18,), (300,), (1 << 17,)])
     values = np.resize(np.array([1, -1], np.float32), layout.total)
     values[-(1 << 17) :] *= np.arange(1 << 17) % 2
-    values[-1] = 0  # 65,535 codes: just as many as a chunk may hold
+    values[-5:] = 0  # just as many codes as a chunk may hold
+    assert np.count_nonzero(values[-(1 << 17) :]) == stream.MAX_NONZERO
     kept = np.full_like(values, np.nan)
     payload = Dct(backend=backend, transform="never", step=1.0).encode(values, layout, kept)
     headers = stream.parse(payload, layout).headers
@@ -317,3 +313,18 @@ def test_options_out_of_range_are_refused(options):
 def test_unknown_backend_is_refused():
     with pytest.raises(UsageError, match="no backend `cobol`"):
         Dct(backend="cobol")
+
+
+def test_the_largest_steps_can_be_read_back():
+    """The exponent of a step over huge values must not leave its range."""
+    for largest in (2.0**89, 2.0**90 * 0.99, 2.0**95 * 0.99):
+        values = np.full(1024, largest, np.float32)
+        layout = Layout.of([(1024,)])
+        decode("numba", Dct(step=1024.0).encode(values, layout), layout)
+
+
+def test_tensors_smaller_than_a_block_count_in_the_budget():
+    layout = Layout.of([(1000,)] * 50)
+    values = np.random.default_rng(3).laplace(size=layout.total).astype(np.float32)
+    payload = Dct(bits=1.0, block=32).encode(values, layout)
+    assert 8 * payload.size / layout.total == pytest.approx(1.0, rel=0.15)

@@ -122,3 +122,10 @@ def test_unequal_steps_are_no_better(center):
         if size_b[-1] <= wanted <= size_b[0]:
             partner = np.interp(wanted, size_b[::-1], error_b[::-1])
             assert error_a[i] + partner > 0.99 * total_error, step
+
+
+def test_a_cliff_in_the_rate_is_found():
+    def bits(step: float) -> float:
+        return max(1000 * (3 - math.log2(step)), 1e-3)
+
+    assert bits(common_step(bits, budget_bits=50.0)) == pytest.approx(50.0, rel=0.02)

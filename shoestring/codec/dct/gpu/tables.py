@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoestring.codec.dct.basis import BASIS_SCALE, integer_basis
-from shoestring.codec.dct.gpu_places import tile_of, to_device
+from shoestring.codec.dct.gpu.places import tile_of, to_device
 from shoestring.codec.dct.tables import COST, CUM, FREQ, PROBABILITY_BITS, SLOT
 
 COST_BINS = 64

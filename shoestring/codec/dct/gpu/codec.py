@@ -19,11 +19,11 @@ from torch import Tensor
 
 from shoestring.codec.base import Buffer, Layout
 from shoestring.codec.dct import format as stream
-from shoestring.codec.dct import gpu_entropy, gpu_transform
 from shoestring.codec.dct.codec import Dct, refuse_bad_tensor
-from shoestring.codec.dct.gpu_places import LANES, PIECE_LENGTH, Places, cut, find_places, tile_of, to_device
-from shoestring.codec.dct.gpu_sample import curves, relative_steps, sample
-from shoestring.codec.dct.gpu_tables import (
+from shoestring.codec.dct.gpu import entropy, transform
+from shoestring.codec.dct.gpu.places import LANES, PIECE_LENGTH, Places, cut, find_places, tile_of, to_device
+from shoestring.codec.dct.gpu.sample import curves, relative_steps, sample
+from shoestring.codec.dct.gpu.tables import (
     cost_table,
     entry_table,
     forward_matrix,
@@ -40,7 +40,7 @@ CHUNK_BITS = 2048
 SEGMENT = 1 << 14
 # More room for words than the sample foresaw; where that is short, all there can be.
 SPARE, SPARE_BITS, MOST_BITS = 4.0, 0.5, 64.0
-SET, ADD, KEEP = gpu_transform.SET.value, gpu_transform.ADD.value, gpu_transform.KEEP.value
+SET, ADD, KEEP = transform.SET.value, transform.ADD.value, transform.KEEP.value
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -84,7 +84,7 @@ class GpuDct:
         )
         relative = relative_steps(self.options)
         results, rms = scan(values, layout)
-        measured = sample(values, layout, wanted, rms, relative) if wanted else None
+        measured = sample(values, layout, wanted, rms, relative)
         energy, tops = results.cpu().numpy()
         bad = np.flatnonzero(tops >= 0x7F800000)
         refuse_bad_tensor(int(bad[0]) if bad.size else -1, layout)
@@ -125,13 +125,13 @@ class GpuDct:
         _inverse(codes, out, out, damage, places, steps, factor, mode)
         if places.plain.count:
             plain = places.plain
-            gpu_transform.identity_kernel[(plain.count,)](
-                codes, out, damage, plain.start, plain.size, plain.tensor, steps.mantissa, steps.scale, factor,
-                MODE=mode, BLOCK=plain.length, enable_fp_fusion=False,
+            transform.identity_kernel[(plain.count,)](
+                codes, out, damage, plain.start, plain.size, plain.tensor, steps.mantissa, steps.scale,
+                factor, MODE=mode, BLOCK=plain.length, enable_fp_fusion=False,
             )  # fmt: skip
         if raw:
             floats = places.floats
-            gpu_transform.add_kernel[(floats.count,)](
+            transform.add_kernel[(floats.count,)](
                 to_device(np.concatenate([tensor for _, tensor in raw]), device), out, floats.value_start,
                 floats.start, floats.size, damage, factor, BLOCK=floats.length, enable_fp_fusion=False,
             )  # fmt: skip
@@ -179,7 +179,7 @@ def _encode(
     if places.floats.count:
         floats = places.floats
         raw = torch.empty((geometry.words_at - raw_at) // 2, dtype=torch.int16, device=device)
-        gpu_transform.floats_kernel[(floats.count,)](
+        transform.floats_kernel[(floats.count,)](
             values, raw, target, floats.start, floats.word_start, floats.size,
             to_device(floats.scales(headers), device), KEEPING=keep, BLOCK=floats.length,
         )  # fmt: skip
@@ -203,14 +203,14 @@ def _quantise(values: Tensor, places: Places, steps: _Steps, kept: Tensor, keep:
     codes = torch.empty(values.numel(), dtype=torch.int16, device=device)
     for n, group in places.groups.items():
         tile = tile_of(n)
-        gpu_transform.forward_kernel[(group.count, tile.columns)](
+        transform.forward_kernel[(group.count, tile.columns)](
             values, codes, group.tile, group.first, places.start, places.blocks, places.start, places.blocks,
             places.tensor, steps.inverse, steps.threshold, steps.magic, forward_matrix(n, device),
             AREA=n * n, D=tile.depth, TILE=tile.side, B=group.blocks, COEFFICIENTS=False,
         )  # fmt: skip
     if places.plain.count:
         plain = places.plain
-        gpu_transform.quantise_kernel[(plain.count,)](
+        transform.quantise_kernel[(plain.count,)](
             values, codes, kept, plain.start, plain.size, plain.tensor, steps.inverse, steps.threshold,
             steps.magic, steps.mantissa, steps.scale, KEEPING=keep, BLOCK=plain.length,
         )  # fmt: skip
@@ -230,7 +230,7 @@ def _inverse(
     for n, group in places.groups.items():
         tile = tile_of(n)
         high, low = inverse_digits(n, codes.device)
-        gpu_transform.inverse_kernel[(group.count, tile.columns)](
+        transform.inverse_kernel[(group.count, tile.columns)](
             codes, values, out, damage, group.tile, group.first, places.start, places.blocks, places.tensor,
             steps.magic, steps.mantissa, steps.scale, high, low, weight,
             AREA=n * n, D=tile.depth, TILE=tile.side, B=group.blocks, MODE=mode, enable_fp_fusion=False,
@@ -250,32 +250,31 @@ def _encode_chunks(
     device, chunks, pieces = codes.device, places.chunks, places.pieces
     floor, top = bounds
     piece_counts = torch.empty(pieces.count, dtype=torch.int32, device=device)
-    gpu_entropy.count_kernel[(pieces.count,)](
-        codes, pieces.start, pieces.size, piece_counts, BLOCK=PIECE_LENGTH
-    )
+    entropy.count_kernel[(pieces.count,)](codes, pieces.start, pieces.size, piece_counts, BLOCK=PIECE_LENGTH)
     listed = torch.zeros(pieces.count + 1, dtype=torch.int64, device=device)
     torch.cumsum(piece_counts, 0, out=listed[1:])
     positions = torch.empty(codes.numel(), dtype=torch.int32, device=device)
     levels = torch.empty(codes.numel(), dtype=torch.int16, device=device)
-    gpu_entropy.list_kernel[(pieces.count,)](
+    entropy.list_kernel[(pieces.count,)](
         codes, pieces.start, pieces.size, pieces.offset, piece_counts, listed[1:], positions, levels,
         BLOCK=PIECE_LENGTH,
     )  # fmt: skip
     lists = listed[pieces.first]  # where each chunk's list begins, and the end of the last
     gap_spans, level_spans, rests = torch.empty((3, places.lane_room), dtype=torch.int32, device=device)
     tail, tables, at, lengths = torch.empty((4, chunks), dtype=torch.int32, device=device)
-    gpu_entropy.table_kernel[(chunks,)](
+    entropy.table_kernel[(chunks,)](
         positions, levels, lists, places.order, places.chunk_size, places.lane_base, cost_table(device),
-        span_table(device), tail, tables, gap_spans, level_spans, rests, LANES=LANES, BLOCK=512,
+        span_table(device), tail, tables, gap_spans, level_spans, rests, LANES=LANES,
+        BLOCK=512,
     )  # fmt: skip
     states = torch.empty(2 * chunks, dtype=torch.int32, device=device)
     limits = torch.zeros(2, dtype=torch.int32, device=device)
-    gpu_entropy.encode_kernel[(-(-chunks // LANES),)](
-        gap_spans, level_spans, rests, places.lane_base, places.order, lists, tail, tables, span_table(device),
-        reciprocal_table(device), words, floor, top, at, lengths, states, limits, chunks,
+    entropy.encode_kernel[(-(-chunks // LANES),)](
+        gap_spans, level_spans, rests, places.lane_base, places.order, lists, tail, tables,
+        span_table(device), reciprocal_table(device), words, floor, top, at, lengths, states, limits, chunks,
         LANES=LANES, num_warps=1,
     )  # fmt: skip
-    gpu_entropy.pack_kernel[(chunks,)](
+    entropy.pack_kernel[(chunks,)](
         words, at, lengths, torch.cumsum(lengths, 0), states, tables, limits,
         payload[geometry.chunks_at :][: 4 * chunks].view(torch.int32),
         payload[geometry.words_at :].view(torch.int16), summary, chunks, BLOCK=256, num_warps=2,
@@ -289,8 +288,9 @@ def _decode_chunks(
     heads = payload[geometry.chunks_at :][: 4 * geometry.chunks].view(torch.int32)
     lengths = heads & stream.MAX_WORDS
     first = torch.cumsum(lengths, 0) - lengths
-    gpu_entropy.decode_kernel[(-(-places.chunks // LANES),)](
-        words, heads, first, places.order, places.chunk_start, places.chunk_size, entry_table(codes.device), codes, damage, places.chunks, LANES=LANES, num_warps=1,
+    entropy.decode_kernel[(-(-places.chunks // LANES),)](
+        words, heads, first, places.order, places.chunk_start, places.chunk_size, entry_table(codes.device),
+        codes, damage, places.chunks, LANES=LANES, num_warps=1,
     )  # fmt: skip
 
 
@@ -302,8 +302,8 @@ def scan(values: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     results = torch.zeros((2, tensors), dtype=torch.float64, device=device)
     rms = torch.zeros(tensors, dtype=torch.float32, device=device)
     if layout.total:
-        gpu_transform.scan_kernel[(start.numel(),)](values, start, size, segments, segments[1], BLOCK=1024)
-        gpu_transform.sum_kernel[(tensors,)](
+        transform.scan_kernel[(start.numel(),)](values, start, size, segments, segments[1], BLOCK=1024)
+        transform.sum_kernel[(tensors,)](
             segments, segments[1], begins, sizes, results, rms, tensors, BLOCK=256
         )
     return results, rms
@@ -316,7 +316,12 @@ def _segments(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, Ten
     owner, first, size = cut(sizes, SEGMENT)
     begins = np.searchsorted(owner, np.arange(sizes.size + 1))
     starts = np.array(layout.offsets, np.int64)[owner] + first
-    return tuple(to_device(array, device) for array in (begins, sizes, starts, size.astype(np.int32)))
+    return (
+        to_device(begins, device),
+        to_device(sizes, device),
+        to_device(starts, device),
+        to_device(size.astype(np.int32), device),
+    )
 
 
 def _pinned(size: int) -> Tensor:

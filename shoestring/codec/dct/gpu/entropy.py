@@ -8,7 +8,7 @@ about the same size walk in step, and the codes they need next lie side by side.
 import triton
 import triton.language as tl
 
-from shoestring.codec.dct.gpu_transform import to_codes
+from shoestring.codec.dct.gpu.transform import to_codes
 
 MAX_LEVEL = tl.constexpr(32767)
 ROUNDING = tl.constexpr(11 / 32)
@@ -131,8 +131,8 @@ def list_kernel(
 
 @triton.jit
 def table_kernel(
-    positions_ptr, levels_ptr, list_ptr, order_ptr, size_ptr, base_ptr, cost_ptr, span_ptr, tail_ptr, tables_ptr,
-    gap_spans_ptr, level_spans_ptr, rests_ptr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    positions_ptr, levels_ptr, list_ptr, order_ptr, size_ptr, base_ptr, cost_ptr, span_ptr, tail_ptr,
+    tables_ptr, gap_spans_ptr, level_spans_ptr, rests_ptr, LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Choose one chunk's tables, and lay what its lane will push beside that of its group's others."""
     slot = tl.program_id(0)

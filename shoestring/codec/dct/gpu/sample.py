@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from shoestring.codec.base import Layout
-from shoestring.codec.dct import gpu_entropy, gpu_transform
-from shoestring.codec.dct.gpu_places import Groups, group_blocks, tile_of, to_device
-from shoestring.codec.dct.gpu_tables import cost_table, forward_matrix
-from shoestring.codec.dct.measure import MAX_GROUPS, VALUES_A_GROUP
+from shoestring.codec.dct.gpu import entropy, transform
+from shoestring.codec.dct.gpu.places import Groups, group_blocks, tile_of, to_device
+from shoestring.codec.dct.gpu.tables import cost_table, forward_matrix
 from shoestring.codec.dct.options import Options
 from shoestring.codec.dct.plan import Floats, Wanted
-from shoestring.codec.dct.transform import lanes_of
+from shoestring.codec.dct.sampling import MAX_GROUPS, lanes_of, run_starts, sample_shape
 
 _SEARCH_RANGE = 2.0 ** np.arange(-5, 5.5, 0.5)
 GROUPS = MAX_GROUPS // 2
@@ -35,6 +34,9 @@ class Curves:
     def only(self, chosen: list[int]) -> "Curves":
         """Return the curves of these samples alone."""
         return Curves(np.exp2(self._at), np.exp2(self._bits[chosen]) - 1e-9, self._errors[chosen])
+
+    def table(self) -> tuple[Floats, Floats, Floats]:
+        return np.exp2(self._at), np.exp2(self._bits), self._errors
 
     def costs(self, relative_step: float) -> tuple[Floats, Floats]:
         place = np.interp(np.log2(relative_step), self._at, np.arange(self._at.size))
@@ -55,24 +57,21 @@ class _Places:
     total: int
     zeros: Tensor
     nothing: Tensor  # steps for coefficients that are neither snapped nor quantised
-    rows: dict[int, tuple[Tensor, Groups]]  # n: (start, blocks, start among coefficients) a group
+    rows: dict[int, tuple[Tensor, Groups]]  # n: (start, blocks, start among coefficients, stride) a run
 
 
 @lru_cache(maxsize=64)
 def _find(layout: Layout, wanted: tuple[tuple[int, int], ...], device: torch.device) -> _Places:
     starts, sizes, total = [], [], 0
-    zeros: Tensor
-    nothing: Tensor  # steps for coefficients that are neither snapped nor quantised
-    rows: dict[int, list[tuple[int, int, int]]] = {}
+    rows: dict[int, list[tuple[int, int, int, int]]] = {}
     for index, n in wanted:
-        blocks = layout.sizes[index] // (n * n)
-        lanes = min(lanes_of(n), blocks)
-        groups = max(1, min(GROUPS, layout.sizes[index] // VALUES_A_GROUP))
+        groups, runs, each = sample_shape(layout.sizes[index], n, GROUPS)
         starts.append(total)
-        for g in range(groups):
-            first = g * (blocks - lanes) // max(groups - 1, 1)
-            rows.setdefault(n, []).append((layout.offsets[index] + first * n * n, lanes, total))
-            total += lanes * n * n
+        for k, first in enumerate(run_starts(layout.sizes[index], n, GROUPS) if each else []):
+            out_start = total + k // runs * runs * each * n * n + k % runs * each
+            place = layout.offsets[index] + first * n * n
+            rows.setdefault(n, []).append((place, each, out_start, runs * each))
+        total += groups * runs * each * n * n
         sizes.append(total - starts[-1])
     tables = {n: np.array(row, np.int64).T for n, row in rows.items()}
     return _Places(
@@ -103,22 +102,24 @@ def relative_steps(options: Options) -> Floats:
 def sample(values: Tensor, layout: Layout, wanted: Wanted, rms: Tensor, relative: Floats) -> Tensor:
     """Start measuring each wanted (tensor, block size) at each step; return what will hold the costs."""
     device = values.device
+    results = torch.empty((2, len(wanted), relative.size), dtype=torch.float32, device=device)
+    if not wanted:
+        return results
     places = _find(layout, tuple(wanted), device)
     coefficients = torch.empty(max(places.total, 1), dtype=torch.float32, device=device)
-    for n, ((start, blocks, out_start), groups) in places.rows.items():
+    for n, ((start, blocks, out_start, stride), groups) in places.rows.items():
         if n == 1:
-            gpu_transform.gather_kernel[(start.numel(),)](
+            transform.gather_kernel[(start.numel(),)](
                 values, coefficients, start, out_start, blocks, BLOCK=lanes_of(1)
             )
         elif groups.count:
             tile = tile_of(n)
-            gpu_transform.forward_kernel[(groups.count, tile.columns)](
-                values, coefficients, groups.tile, groups.first, start, blocks, out_start, blocks, places.zeros,
-                places.nothing, places.nothing, places.nothing, forward_matrix(n, device),
+            transform.forward_kernel[(groups.count, tile.columns)](
+                values, coefficients, groups.tile, groups.first, start, blocks, out_start, stride,
+                places.zeros, places.nothing, places.nothing, places.nothing, forward_matrix(n, device),
                 AREA=n * n, D=tile.depth, TILE=tile.side, B=groups.blocks, COEFFICIENTS=True,
             )  # fmt: skip
-    results = torch.empty((2, len(wanted), relative.size), dtype=torch.float32, device=device)
-    gpu_entropy.cost_kernel[(len(wanted), relative.size)](
+    entropy.cost_kernel[(len(wanted), relative.size)](
         coefficients, places.start, places.size, places.tensor, rms, _steps(tuple(relative), device),
         cost_table(device), results, BLOCK=4096, num_warps=8,
     )  # fmt: skip

@@ -1,0 +1,5 @@
+"""The codec `dct` on CUDA tensors, in Triton. Imports torch; nothing else in `codec` does."""
+
+from shoestring.codec.dct.gpu.codec import GpuDct
+
+__all__ = ["GpuDct"]

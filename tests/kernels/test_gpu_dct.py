@@ -1,0 +1,110 @@
+"""The Triton backend gives the CPU's bits. Small buckets: the interpreter takes its time."""
+
+import numpy as np
+import pytest
+import torch
+
+from shoestring.codec.base import Layout
+from shoestring.codec.dct import Dct
+from shoestring.codec.dct import format as stream
+from shoestring.codec.dct.gpu import GpuDct
+from shoestring.codec.dct.gpu import codec as gpu_codec
+from shoestring.errors import CodecError, NonFiniteError, StreamError
+from tests.unit.codec.dct.streams import headers_of, write
+
+LAYOUT = Layout.of([(2, 4, 3, 3), (10,), (0,), (9, 17), (70,)])
+OPTIONS = {
+    "default": {"small": 32, "step": 2.0},
+    "budget": {"small": 32, "bits": 1.0},
+    "always": {"small": 0, "transform": "always", "block": 4, "step": 0.3},
+    "never": {"small": 64, "transform": "never", "small_as": "float32", "step": 4.0},
+}
+
+
+def gradient(layout: Layout, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).laplace(size=layout.total).astype(np.float32)
+
+
+def decode_both(payload: np.ndarray, layout: Layout, weight: float | None) -> list[np.ndarray | None]:
+    """Decode on CPU and GPU; None stands for a refusal, after which nothing was added."""
+    results: list[np.ndarray | None] = []
+    start = -np.zeros(layout.total, np.float32) if weight else np.full(layout.total, np.nan, np.float32)
+    for codec in (Dct(), GpuDct()):
+        out = start.copy()
+        try:
+            codec.decode(payload, layout, out if isinstance(codec, Dct) else torch.from_numpy(out), weight)
+            results.append(out)
+        except StreamError:
+            assert weight is None or out.tobytes() == start.tobytes()
+            results.append(None)
+    return results
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_what_the_gpu_sends_and_keeps_is_what_came_in(options):
+    values = gradient(LAYOUT)
+    kept = torch.full((LAYOUT.total,), torch.nan)
+    payload = GpuDct(**options).encode(torch.from_numpy(values), LAYOUT, kept).numpy()
+    want, got = decode_both(payload, LAYOUT, None)
+    assert want.tobytes() == got.tobytes()
+    came_in = want.astype(np.float64) + kept.numpy()
+    assert (came_in == want + kept.numpy()).all()
+    assert np.abs(came_in - values).max() <= 2.0**-16
+    assert payload.size == pytest.approx(Dct(**options).encode(values, LAYOUT).size, abs=24)
+
+
+@pytest.mark.parametrize("weight", [None, -0.3])
+@pytest.mark.parametrize("options", ["default", "always"])
+def test_streams_of_the_cpu_decode_to_the_same_bits(options, weight):
+    payload = Dct(**OPTIONS[options]).encode(gradient(LAYOUT, 1), LAYOUT)
+    want, got = decode_both(payload, LAYOUT, weight)
+    assert want.tobytes() == got.tobytes()
+
+
+@pytest.mark.parametrize("n", [3, 8])
+def test_hostile_codes_wrap_alike(n):
+    layout = Layout.of([(2 * n * n + 1,)])
+    codes = np.random.default_rng(n).integers(-32767, 32768, layout.total)
+    payload = write(layout, headers_of(n), [codes])
+    want, got = decode_both(payload, layout, None)
+    assert want.tobytes() == got.tobytes()
+
+
+def test_damaged_streams_are_refused_alike():
+    payload = Dct(**OPTIONS["default"]).encode(gradient(LAYOUT, 2), LAYOUT)
+    rng = np.random.default_rng(5)
+    refused = 0
+    for _ in range(6):
+        damaged = payload.copy()
+        damaged[rng.integers(24, damaged.size)] ^= rng.integers(1, 256, dtype=np.uint8)
+        want, got = decode_both(damaged, LAYOUT, 1.0)
+        assert (want is None) == (got is None)
+        refused += want is None
+        if want is not None:
+            assert want.tobytes() == got.tobytes()
+    assert refused
+
+
+def test_words_without_room_are_coded_again(monkeypatch):
+    layout = Layout.of([(300,)])
+    values = torch.from_numpy(gradient(layout, 3))
+    want = GpuDct(step=0.02).encode(values, layout)
+    monkeypatch.setattr(gpu_codec, "SPARE", 0.0)
+    monkeypatch.setattr(gpu_codec, "SPARE_BITS", 0.0)
+    assert GpuDct(step=0.02).encode(values, layout).tolist() == want.tolist()
+
+
+def test_a_bucket_of_nothing_is_a_stream():
+    for layout in (Layout.of([]), Layout.of([(0,), (300,)])):
+        payload = GpuDct().encode(torch.zeros(layout.total), layout)
+        assert stream.parse(payload.numpy(), layout).headers["kind"].tolist() == [0] * len(layout.sizes)
+
+
+def test_what_cannot_be_coded_is_refused():
+    layout = Layout.of([(4,)])
+    with pytest.raises(NonFiniteError, match="tensor 0"):
+        GpuDct().encode(torch.tensor([0, 1, torch.inf, 0]), layout)
+    with pytest.raises(CodecError, match="float64"):
+        GpuDct().encode(torch.zeros(4, dtype=torch.float64), layout)
+    with pytest.raises(CodecError, match="5 values"):
+        GpuDct().encode(torch.zeros(5), layout)
