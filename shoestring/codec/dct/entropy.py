@@ -17,12 +17,17 @@ LOWEST = 1 << 16  # a state's smallest value, and what both begin and end with
 _COST = np.ascontiguousarray(COST.T)  # [SYMBOLS, TABLES]
 _RANGE = (FREQ | CUM << 16).astype(np.uint32)  # [TABLES, SYMBOLS]
 _EXTRA = EXTRA.astype(np.int64)
+# What an encoder needs of a symbol in one word: frequency, first slot, extra bits, first value.
+_EXTRA_AT, _START_AT = np.uint64(24), np.uint64(32)
+_INFO = FREQ.astype(np.uint64) | CUM.astype(np.uint64) << np.uint64(PROBABILITY_BITS)
+_INFO |= EXTRA.astype(np.uint64) << _EXTRA_AT | START.astype(np.uint64) << _START_AT
 _SLOT_MASK = np.uint64((1 << PROBABILITY_BITS) - 1)
 _PROBABILITY_BITS = np.uint64(PROBABILITY_BITS)
 _LOWEST = np.uint64(LOWEST)
 _MASK16 = np.uint64(0xFFFF)
 _SIXTEEN = np.uint64(16)
-_ONE = np.uint64(1)
+_ZERO, _ONE, _FOUR, _TWENTY, _THIRTY_TWO = (np.uint64(k) for k in (0, 1, 4, 20, 32))
+_MASK8 = np.uint64(0xFF)
 
 
 _SMALL = 256
@@ -57,24 +62,22 @@ def cheapest_table(histogram, costs):
 
 
 @decode_jit
-def _push(state, span, words, at):
-    freq = np.uint64(span & np.uint32(0xFFFF))
-    spill = np.int64(state >= freq << np.uint64(20))
-    words[at - 1] = np.uint16(state)  # one store too many is cheaper than a branch
+def _push(state, info, rest, more_bits, words, at):
+    """Push the bits that place a value within its symbol, then the symbol."""
+    bits = ((info >> _EXTRA_AT) & _MASK8) + more_bits
+    # A word is stored whether the state spills or not: that is cheaper than a branch.
+    spill = np.uint64(state >> (_THIRTY_TWO - bits) != _ZERO)
+    words[at - _ONE] = np.uint16(state)
     at -= spill
-    state >>= np.uint64(spill << 4)
+    state = ((state >> (spill << _FOUR)) << bits) | rest
+    freq = info & _SLOT_MASK
+    spill = np.uint64(state >= freq << _TWENTY)
+    words[at - _ONE] = np.uint16(state)
+    at -= spill
+    state >>= spill << _FOUR
     quotient = np.uint64(np.uint32(state) // np.uint32(freq))
-    low = state - quotient * freq + np.uint64(span >> np.uint32(16))
-    return (quotient << _PROBABILITY_BITS) + low, at
-
-
-@decode_jit
-def _push_bits(state, bits, value, words, at):
-    spill = np.int64(state >> (np.uint64(32) - bits) != np.uint64(0))
-    words[at - 1] = np.uint16(state)
-    at -= spill
-    state >>= np.uint64(spill << 4)
-    return (state << bits) | value, at
+    state += quotient * (np.uint64(1 << PROBABILITY_BITS) - freq) + ((info >> _PROBABILITY_BITS) & _SLOT_MASK)
+    return state, at
 
 
 @decode_jit
@@ -86,14 +89,15 @@ def encode_chunk(gaps, levels, count, tail, scratch, backwards, out):
     if count == 0:
         return 0, np.uint32(0)
     symbols, histograms, costs = scratch
+    gap_symbols, level_symbols = symbols[0], symbols[1]
     for symbol in range(SYMBOLS):
         for part in range(4):
             histograms[part, symbol] = 0
     for i in range(count):
         gap_symbol = symbol_of(gaps[i])
         level_symbol = symbol_of(abs(np.int32(levels[i])) - 1)
-        symbols[0, i] = gap_symbol
-        symbols[1, i] = level_symbol
+        gap_symbols[i] = gap_symbol
+        level_symbols[i] = level_symbol
         # Two histograms each: equal symbols in a row would wait for one another.
         histograms[i & 1, gap_symbol] += 1
         histograms[2 + (i & 1), level_symbol] += 1
@@ -104,33 +108,29 @@ def encode_chunk(gaps, levels, count, tail, scratch, backwards, out):
         histograms[2, symbol] += histograms[3, symbol]
     gap_table = cheapest_table(histograms[0], costs)
     level_table = cheapest_table(histograms[2], costs)
-    gap_range, level_range = _RANGE[gap_table], _RANGE[level_table]
+    gap_infos, level_infos = _INFO[gap_table], _INFO[level_table]
 
-    at = backwards.size
+    at = np.uint64(backwards.size)
     gap_state = level_state = _LOWEST
     if tail:
-        symbol = symbol_of(tail)
-        rest = np.uint64(tail - START[symbol])
-        gap_state, at = _push_bits(gap_state, np.uint64(_EXTRA[symbol]), rest, backwards, at)
-        gap_state, at = _push(gap_state, gap_range[symbol], backwards, at)
-    for i in range(count - 1, -1, -1):
+        info = gap_infos[symbol_of(tail)]
+        gap_state, at = _push(gap_state, info, np.uint64(tail) - (info >> _START_AT), _ZERO, backwards, at)
+    i = np.uint64(count)
+    while i != _ZERO:
+        i -= _ONE
         level = np.int64(levels[i])
-        symbol = np.int64(symbols[1, i])
-        rest = np.uint64(((abs(level) - 1 - START[symbol]) << 1) | (level < 0))
-        level_state, at = _push_bits(level_state, np.uint64(_EXTRA[symbol] + 1), rest, backwards, at)
-        level_state, at = _push(level_state, level_range[symbol], backwards, at)
-        symbol = np.int64(symbols[0, i])
-        if symbol >= 4:
-            rest = np.uint64(gaps[i] - START[symbol])
-            gap_state, at = _push_bits(gap_state, np.uint64(_EXTRA[symbol]), rest, backwards, at)
-        gap_state, at = _push(gap_state, gap_range[symbol], backwards, at)
+        info = level_infos[np.uint64(level_symbols[i])]
+        rest = ((np.uint64(abs(level)) - _ONE - (info >> _START_AT)) << _ONE) | np.uint64(level < 0)
+        level_state, at = _push(level_state, info, rest, _ONE, backwards, at)
+        info = gap_infos[np.uint64(gap_symbols[i])]
+        gap_state, at = _push(gap_state, info, np.uint64(gaps[i]) - (info >> _START_AT), _ZERO, backwards, at)
 
     out[0] = np.uint16(gap_state & _MASK16)
     out[1] = np.uint16(gap_state >> _SIXTEEN)
     out[2] = np.uint16(level_state & _MASK16)
     out[3] = np.uint16(level_state >> _SIXTEEN)
-    words = backwards.size - at
-    out[STATE_WORDS : STATE_WORDS + words] = backwards[at:]
+    words = backwards.size - np.int64(at)
+    out[STATE_WORDS : STATE_WORDS + words] = backwards[np.int64(at) :]
     words += STATE_WORDS
     return words, np.uint32(words | gap_table << 18 | level_table << 25)
 
