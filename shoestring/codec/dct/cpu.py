@@ -60,7 +60,7 @@ transform = inverse = inverse_few = forward = keep_group = add_few = add_many = 
 FEW = 24
 
 
-def _keep_group(x, first, lanes, step, few, codes, rows, columns, t, y, many, values, kept):
+def _keep_group(x, first, lanes, step, few, codes, rows, y, many, values, kept):
     """Write what the codes of a group leave of `x`."""
     _, _, magic, mantissa, scale = step
     if not few:
@@ -78,18 +78,17 @@ def _keep_group(x, first, lanes, step, few, codes, rows, columns, t, y, many, va
                 target[f] -= values[f, b]
         elif rows[b]:
             block = codes[b * area : (b + 1) * area]
-            inverse_few(block, rows[b], columns[b], t, y)
+            inverse_few(block, rows[b], y)
             for f in range(area):
                 target[f] -= to_value(y[f], mantissa, scale)
                 block[f] = 0
             rows[b] = 0
-            columns[b] = 0
 
 
 def _forward(x, blocks, step, stride, positions, levels, counts, group, keep, kept):
     """Fill one list of (block, code) a frequency; the rest is the last list."""
     inverse_step, threshold, magic, mantissa, scale = step
-    s, flat, flags, flag_words, codes, rows, columns, t, y, many = group
+    s, flat, flags, flag_words, codes, rows, y, many = group
     for f in range(area + 1):
         counts[f] = 0
     before = 0
@@ -116,10 +115,9 @@ def _forward(x, blocks, step, stride, positions, levels, counts, group, keep, ke
                         positions[base + count] = first + b
                         levels[base + count] = level
                         count += 1
-                        if keep:
+                        if keep and n > 1:
                             codes[b * area + f] = level
                             rows[b] |= np.uint64(1) << np.uint64(f // n)
-                            columns[b] |= np.uint64(1) << np.uint64(f % n)
                 found += count - counts[f]
                 counts[f] = count
         else:
@@ -140,8 +138,13 @@ def _forward(x, blocks, step, stride, positions, levels, counts, group, keep, ke
                 found += count - counts[f]
                 counts[f] = count
         before = found
-        if keep:
-            keep_group(x, first, lanes, step, few, codes, rows, columns, t, y, many, s, kept)
+        if keep and n > 1:
+            keep_group(x, first, lanes, step, few, codes, rows, y, many, s, kept)
+    if keep and n == 1:
+        for i in range(blocks):
+            kept[i] = (x[i] + magic) - magic
+        for i in range(counts[0]):
+            kept[positions[i]] -= to_value(np.int32(levels[i]) << 18, mantissa, scale)
     count = 0
     for i in range(blocks * area, x.size):
         value = (x[i] + magic) - magic
@@ -217,10 +220,10 @@ def _encoder(n: int) -> Kernel:
     return specialise(encode_jit, _encode_tiles, n, forward=lister, **constants)
 
 
-def _add_few(out, blocks, positions, levels, count, codes, rows, columns, mantissa, scale, weight, t, y):
+def _add_few(out, blocks, positions, levels, count, codes, rows, mantissa, scale, weight, y):
     """Invert the blocks that hold codes one by one."""
     row_end = 0
-    f = u = v = 0
+    f = u = 0
     for i in range(count):
         position = np.int64(positions[i])
         if position >= blocks * area:
@@ -228,21 +231,19 @@ def _add_few(out, blocks, positions, levels, count, codes, rows, columns, mantis
         if position >= row_end:
             f = position // blocks
             row_end = (f + 1) * blocks
-            u, v = f // n, f % n
+            u = f // n
         b = position - row_end + blocks
         codes[b * area + f] = levels[i]
         rows[b] |= np.uint64(1) << np.uint64(u)
-        columns[b] |= np.uint64(1) << np.uint64(v)
     for b in range(blocks):
         if rows[b]:
             block = codes[b * area : (b + 1) * area]
             target = out[b * area : (b + 1) * area]
-            inverse_few(block, rows[b], columns[b], t, y)
+            inverse_few(block, rows[b], y)
             for f in range(area):
                 target[f] += weight * to_value(y[f], mantissa, scale)
                 block[f] = 0
             rows[b] = 0
-            columns[b] = 0
 
 
 def _add_many(out, blocks, positions, levels, count, codes, rows, mantissa, scale, weight, s, values):
@@ -279,10 +280,7 @@ def _add_many(out, blocks, positions, levels, count, codes, rows, mantissa, scal
                     target[f] += values[f, b]
 
 
-def _decode_tiles(
-    out, tiles, starts, positions, levels, counts, codes, rows, columns, mantissas, scales, weight
-):
-    t = np.empty(area, np.int32)
+def _decode_tiles(out, tiles, starts, positions, levels, counts, codes, rows, mantissas, scales, weight):
     y = np.empty(area, np.int32)
     s = np.zeros((area, width), np.int32)
     values = np.zeros((area, width), np.float32)
@@ -297,9 +295,8 @@ def _decode_tiles(
             plain = blocks * area
             if count * FEW < size:
                 add_few(
-                    target, blocks, own_positions, own_levels, count, codes, rows, columns, mantissa, scale,
-                    weight, t, y,
-                )  # fmt: skip
+                    target, blocks, own_positions, own_levels, count, codes, rows, mantissa, scale, weight, y
+                )
             else:
                 add_many(
                     target,
@@ -389,8 +386,6 @@ def encode(
             flags.view(np.uint64),
             np.zeros(area * width, np.int16),
             np.zeros(width, np.uint64),
-            np.zeros(width, np.uint64),
-            np.empty(area, np.int32),
             np.empty(area, np.int32),
             np.zeros((area, width), np.int32),
         )
@@ -462,7 +457,6 @@ def decode(stream: Stream, steps: Steps, out: Vector, weight: np.float32, thread
             out, tiles, starts[numbers], positions, levels, counts[numbers],
             clean_room("codes", most + PADDING * n * n if n > 1 else 1, np.int16),
             clean_room("rows", blocks if n > 1 else 1, np.uint64),
-            clean_room("columns", blocks if n > 1 else 1, np.uint64),
             mantissas, scales, weight,
         )  # fmt: skip
 

@@ -2,8 +2,7 @@
 
 A group of blocks is turned so that one row holds one coefficient of every block: the
 lanes of a vector unit are blocks, whatever their size. Rows are the planar order of the
-stream. A block with few codes is inverted by itself, at the cost of its rows and columns
-that hold any.
+stream. A block with few codes is inverted by itself, at a cost for each code.
 """
 
 import math
@@ -238,36 +237,29 @@ def inverse_group(n: int) -> Kernel:
     return specialise(decode_jit, _inverse_group, n, line=fitting, **constants)
 
 
-def _inverse_block(codes, rows, columns, t, y):
-    if n == 1:
-        y[0] = np.int32(codes[0]) << _IDENTITY_SHIFT
-        return
+def _inverse_block(codes, rows, y):
     for i in range(n * n):
-        t[i] = 0
         y[i] = 0
     while rows:
         u = np.int64(trailing_zeros(rows))
         rows &= rows - np.uint64(1)
         row = codes[u * n : u * n + n]
-        for i in range(n):
-            c = basis[u, i]
-            for v in range(n):
-                t[i * n + v] += np.int32(c * np.int32(row[v]))
-    while columns:
-        v = np.int64(trailing_zeros(columns))
-        columns &= columns - np.uint64(1)
-        for i in range(n):
-            c = t[i * n + v]
-            for j in range(n):
-                y[i * n + j] += np.int32(c * basis[v, j])
+        for v in range(n):
+            code = np.int32(row[v])
+            if code:
+                for i in range(n):
+                    c = np.int32(code * basis[u, i])
+                    line = y[i * n : i * n + n]
+                    for j in range(n):
+                        line[j] += np.int32(c * basis[v, j])
 
 
 @cache
 def inverse_block(n: int) -> Kernel:
-    """Return `kernel(codes, rows, columns, t, y)`: the integers of one block with few codes.
+    """Return `kernel(codes, rows, y)`: the integers of one block with few codes.
 
-    `rows` and `columns` have a bit for each that holds a code. Sums wrap at 32 bits, on
-    every backend alike; an encoder's own streams stay below.
+    `rows` has a bit for each row that holds a code. Sums wrap at 32 bits, on every
+    backend alike; an encoder's own streams stay below.
     """
     return specialise(decode_jit, _inverse_block, n, n=n, basis=integer_basis(n))
 
