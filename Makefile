@@ -11,6 +11,11 @@ INSTALL := install --quiet --constraint constraints.txt
 install = $(PIP) $(INSTALL) $(1) hatchling && \
 	$(PIP) $(INSTALL) $(1) --no-build-isolation --editable '.[torch,triton,bench,dev]'
 
+WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/shoestring/wheels
+KEPT := --no-index --find-links $(WHEELS)
+fetch = $(PIP) $(INSTALL) hatchling && $(PIP) download --quiet --constraint constraints.txt \
+	--no-build-isolation --dest $(WHEELS) hatchling '.[torch,triton,bench,dev]'
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint golden clean
 
@@ -36,10 +41,10 @@ clean: ## Remove .venv, caches and builds
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find shoestring tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Tried without an index first: an environment that already holds the pinned versions,
-# or a folder of wheels named by PIP_FIND_LINKS, needs no network.
+# Wheels are kept, so that a later clone needs no network. An environment that already holds the
+# pinned versions, or a folder of wheels named by PIP_FIND_LINKS, needs none either.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the versions of constraints.txt into $(VENV)"
-	@($(call install,--no-index)) 2>/dev/null || ($(call install))
+	@($(call install,$(KEPT))) 2>/dev/null || ($(fetch) && $(call install,$(KEPT))) || ($(call install))
 	@touch $@

@@ -20,7 +20,13 @@ from shoestring.codec.base import Codec
 from shoestring.codec.options import ConfiguredCodec, write_options
 
 # Measured on several threads too.
-MAIN = ("dct:block=8,bits=0.1", "dct:block=8,bits=1", "dct")
+MAIN = (
+    "dct:block=8,step=5.5",  # about 0.1 bit a value
+    "dct:block=8,step=1.4",  # about 1
+    "dct:block=8,bits=0.1",
+    "dct:block=8,bits=1",
+    "dct",
+)
 _PLAIN = ("float32", "float16", "bfloat16", "int8", "topk:ratio=0.01")
 _RATES = (0.02, 0.1, 0.5, 1, 2, 4)
 FULL_SPECS = (
@@ -30,7 +36,7 @@ FULL_SPECS = (
     *(f"dct:transform=never,bits={bits}" for bits in _RATES),
     *_PLAIN,
 )
-QUICK_SPECS = (*MAIN, "dct:transform=never", "float16", "int8", "topk:ratio=0.01")
+QUICK_SPECS = (*MAIN[:2], "dct:bits=0.1", "dct", "dct:transform=never", "float16", "int8", "topk:ratio=0.01")
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ from shoestring.codec.dct.gpu.places import LANES, PIECE_LENGTH, Places, cut, fi
 from shoestring.codec.dct.gpu.sample import curves, relative_steps, sample
 from shoestring.codec.dct.gpu.tables import (
     cost_table,
-    entry_table,
     forward_matrix,
     inverse_digits,
     reciprocal_table,
+    slot_table,
     span_table,
 )
 from shoestring.codec.dct.plan import Floats, Samples, Wanted, list_wanted, plan
@@ -289,7 +289,8 @@ def _decode_chunks(
     lengths = heads & stream.MAX_WORDS
     first = torch.cumsum(lengths, 0) - lengths
     entropy.decode_kernel[(-(-places.chunks // LANES),)](
-        words, heads, first, places.order, places.chunk_start, places.chunk_size, entry_table(codes.device),
+        words, heads, first, places.order, places.chunk_start, places.chunk_size, slot_table(codes.device),
+        span_table(codes.device),
         codes, damage, places.chunks, LANES=LANES, num_warps=1,
     )  # fmt: skip
 

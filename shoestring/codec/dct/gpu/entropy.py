@@ -314,12 +314,13 @@ def _refill(x, active, word, after, words_ptr, at, last):
 
 
 @triton.jit
-def _pop(x, active, entry_ptr, table, word, after, words_ptr, at, last):
-    entry = tl.load(entry_ptr + table * 4096 + (x & 4095).to(tl.int32), mask=active, other=1)
-    bits = entry.to(tl.uint32, bitcast=True)
-    x = tl.where(active, (bits & 4095) * (x >> 12) + ((bits >> 12) & 4095), x)
+def _pop(x, active, slot_ptr, span_ptr, table, word, after, words_ptr, at, last):
+    # Two small tables, which stay in the nearest cache, beat one large one.
+    symbol = tl.load(slot_ptr + table * 4096 + (x & 4095).to(tl.int32), mask=active, other=0).to(tl.int32)
+    span = tl.load(span_ptr + table * SYMBOLS + symbol).to(tl.uint32, bitcast=True)
+    x = tl.where(active, (span & 4095) * (x >> 12) + (x & 4095) - (span >> 12), x)
     x, word, after, at = _refill(x, active, word, after, words_ptr, at, last)
-    return x, word, after, at, (bits >> 24).to(tl.int32)
+    return x, word, after, at, symbol
 
 
 @triton.jit
@@ -332,8 +333,8 @@ def _pop_bits(x, active, bits, word, after, words_ptr, at, last):
 
 @triton.jit
 def decode_kernel(
-    words_ptr, headers_ptr, first_ptr, order_ptr, start_ptr, size_ptr, entry_ptr, codes_ptr, damage_ptr,
-    chunks, LANES: tl.constexpr,
+    words_ptr, headers_ptr, first_ptr, order_ptr, start_ptr, size_ptr, slot_ptr, span_ptr, codes_ptr,
+    damage_ptr, chunks, LANES: tl.constexpr,
 ):  # fmt: skip
     """Decode `LANES` chunks into a cleared buffer of codes; count the damaged ones."""
     slot = tl.program_id(0) * LANES + tl.arange(0, LANES)
@@ -362,7 +363,7 @@ def decode_kernel(
     position = tl.zeros([LANES], tl.int32)
     while tl.max(active.to(tl.int32), 0) > 0:
         gap_state, word, after, at, symbol = _pop(
-            gap_state, active, entry_ptr, gap_table, word, after, words_ptr, at, last
+            gap_state, active, slot_ptr, span_ptr, gap_table, word, after, words_ptr, at, last
         )
         gap_state, word, after, at, rest = _pop_bits(
             gap_state, active, _extra_bits(symbol), word, after, words_ptr, at, last
@@ -370,7 +371,7 @@ def decode_kernel(
         position += tl.where(active, _first_value(symbol) + rest, 0)
         active = active & (position < size)
         level_state, word, after, at, symbol = _pop(
-            level_state, active, entry_ptr, level_table, word, after, words_ptr, at, last
+            level_state, active, slot_ptr, span_ptr, level_table, word, after, words_ptr, at, last
         )
         level_state, word, after, at, rest = _pop_bits(
             level_state, active, _extra_bits(symbol) + 1, word, after, words_ptr, at, last

@@ -63,9 +63,6 @@ def reciprocal_table(device: torch.device) -> Tensor:
 
 
 @cache
-def entry_table(device: torch.device) -> Tensor:
-    """Return for each slot: frequency, place among its symbol's slots (12 bits), symbol (24 bits)."""
-    rows = np.arange(len(SLOT))[:, None]
-    freq, place = FREQ[rows, SLOT], np.arange(SLOT.shape[1]) - CUM[rows, SLOT]
-    entry = freq | place << 12 | SLOT.astype(np.uint32) << 24
-    return to_device(entry.astype(np.uint32).view(np.int32), device)
+def slot_table(device: torch.device) -> Tensor:
+    """Return the symbol that owns each slot."""
+    return to_device(SLOT.view(np.int8), device)

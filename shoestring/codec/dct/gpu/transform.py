@@ -2,10 +2,11 @@
 
 A block of n x n values is a row of `AREA` numbers, and the transform one matrix product
 with the Kronecker square of the basis, so that tensor cores do it. `D` is the area padded
-to a power of two of at least 16. Forward it is a float product, three TF32 parts each.
-Backward it must be exact: codes and basis are cut into digits small enough for float16,
-and each product of digits sums to less than 2**24, which float32 holds exactly; the parts
-join in int32, which wraps as it does on the CPU.
+to a power of two of at least 16. Forward it is a TF32 product: coefficients are good to
+about 2**-10 of their block's norm, which moves a few codes that lie on an edge. Backward it
+must be exact: codes and basis are cut into digits small enough for float16, and each product
+of digits sums to less than 2**24, which float32 holds exactly; the parts join in int32, which
+wraps as it does on the CPU.
 
 Codes lie in planar order in a buffer as long as the bucket, each tile's where its values are.
 """
@@ -95,7 +96,7 @@ def forward_kernel(
         x = tl.load(x_ptr + start + b[:, None] * AREA + k[None, :], mask=inside, other=0.0)
         x = (x + magic) - magic
         matrix = tl.load(matrix_ptr + k[:, None] * D + f[None, :])
-        c = tl.dot(x, matrix, c, input_precision="tf32x3")
+        c = tl.dot(x, matrix, c, input_precision="tf32")
     planar = tl.load(out_start_ptr + tile) + f[None, :] * tl.load(out_stride_ptr + tile) + b[:, None]
     inside = (b < blocks)[:, None] & (f < AREA)[None, :]
     if COEFFICIENTS:
