@@ -21,27 +21,35 @@ MARGINAL_GAIN = 1 - 2 * 11 / 32
 
 
 LOWEST_STEP, HIGHEST_STEP = 2.0**-8, 2.0**10
-_CLOSE = 0.01  # of the logarithm of the budget
+_CLOSE = 0.005  # of the logarithm of the budget
 _LOOKS = 24
 
 
-def common_step(modelled_bits: Callable[[float], float], *, budget_bits: float) -> float:
+def typical_step(bits_a_value: float) -> float:
+    """Return about the relative step that gradients need for a rate: where a search may begin."""
+    if bits_a_value <= 0:
+        return HIGHEST_STEP / 2
+    step: float = 1.4 * (bits_a_value**-0.6 if bits_a_value < 1 else 2.0 ** (1 - bits_a_value))
+    return min(max(step, 2 * LOWEST_STEP), HIGHEST_STEP / 2)
+
+
+def common_step(modelled_bits: Callable[[float], float], *, budget_bits: float, start: float = 1.4) -> float:
     """Return the relative step at which `modelled_bits` (falling) meets the budget.
 
-    Brackets from the steps that training uses; the rate is close to a power of the step
-    between two of them, so few looks are needed. Every other look halves the bracket, so
-    that a rate which falls off a cliff is found as well.
+    Brackets from `start`; the rate is close to a power of the step between two of them, so
+    few looks are needed. Every other look halves the bracket, so that a rate which falls
+    off a cliff is found as well.
     """
     if budget_bits <= 0:
         return HIGHEST_STEP
     target = math.log(budget_bits)
-    low, high = 1.0, 2.0
+    low, high = start / math.sqrt(2), start * math.sqrt(2)
     at_low, at_high = _log_bits(modelled_bits, low), _log_bits(modelled_bits, high)
     while at_low < target and low > LOWEST_STEP:
-        low, high, at_high = low / 2, low, at_low
+        low, high, at_high = max(low / 2, LOWEST_STEP), low, at_low
         at_low = _log_bits(modelled_bits, low)
     while at_high > target and high < HIGHEST_STEP:
-        low, high, at_low = high, high * 2, at_high
+        low, high, at_low = high, min(high * 2, HIGHEST_STEP), at_high
         at_high = _log_bits(modelled_bits, high)
     if at_low <= target:
         return low

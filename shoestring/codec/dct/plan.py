@@ -15,7 +15,7 @@ from shoestring.codec.base import Layout
 from shoestring.codec.dct import format as stream
 from shoestring.codec.dct.options import Options
 from shoestring.codec.dct.steps import MAX_STEPS, nearest
-from shoestring.codec.rate import common_step, rate_weight, step_on_curve
+from shoestring.codec.rate import common_step, rate_weight, step_on_curve, typical_step
 
 Floats = NDArray[np.float64]
 Wanted = Sequence[tuple[int, int]]  # pairs of a tensor and a block size
@@ -100,7 +100,11 @@ def plan(
         budget = (options.bits * layout.total - spent) / (1 + CHUNK_OVERHEAD_BITS / chunk_bits)
         table = samples.table()
         if table is None:
-            relative = common_step(lambda step: float(sizes[coded] @ at(step)[1]), budget_bits=budget)
+            relative = common_step(
+                lambda step: float(sizes[coded] @ at(step)[1]),
+                budget_bits=budget,
+                start=typical_step(budget / sizes[coded].sum()),
+            )
         else:
             steps, bits, error = table
             total = sizes[coded] @ best(bits.reshape(*sides.shape, -1), error.reshape(*sides.shape, -1))[1]
