@@ -9,6 +9,7 @@ import numpy as np
 from shoestring.bench.gradients import Bucket
 from shoestring.codec.base import Codec, Layout, Payload, Vector
 from shoestring.codec.dct import Dct
+from shoestring.codec.options import ConfiguredCodec
 from shoestring.errors import CodecError
 
 # What the NumPy definition gets to decode: it is written to be read, not to be fast.
@@ -61,9 +62,9 @@ def verify(codec: Codec, bucket: Bucket) -> Coded:
     require(payload.nbytes <= codec.max_bytes(layout), f"{payload.nbytes} bytes are above its limit")
     require(_same_bytes(payload, codec.encode(values, layout)), "a second encoding gives other bytes")
     require(_same_bytes(payload, codec.encode(values, layout, kept)), "feedback changes the bytes")
-    if getattr(codec, "threads", 1) > 1:
+    if isinstance(codec, ConfiguredCodec) and codec.threads > 1:
         alone = copy.copy(codec)
-        alone.threads = 1  # type: ignore[attr-defined]
+        alone.threads = 1
         require(_same_bytes(payload, alone.encode(values, layout)), "one thread gives other bytes")
 
     codec.decode(payload, layout, decoded)

@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from shoestring.bench.check import normalised_error, verify
 from shoestring.bench.entropy import entropy_gap
@@ -82,10 +81,10 @@ class Row:
 
 def build(spec: str, threads: int = 1, backend: str | None = None) -> Codec:
     """Build a codec, on another backend than its own where one is given and it has several."""
-    codec: Any = registry.make(spec, threads=threads)
-    if backend is None or not hasattr(codec, "backend"):
-        return codec  # type: ignore[no-any-return]
-    return type(codec)(threads=threads, backend=backend, **asdict(codec.options))  # type: ignore[no-any-return]
+    codec = registry.make(spec, threads=threads)
+    if backend is None or not (isinstance(codec, ConfiguredCodec) and hasattr(codec, "backend")):
+        return codec
+    return type(codec)(threads=threads, backend=backend, **asdict(codec.options))
 
 
 def backend_of(codec: Codec) -> str:

@@ -100,7 +100,10 @@ class Transformer(nn.Module):
 def capture_conv(recipe: Recipe, images: Images, progress: Progress) -> dict[int, Gradients]:
     """Train the residual net by SGD with momentum; return the gradients of the wanted steps."""
     with _torch_set_up(recipe.seed):
-        model = residual_net(recipe.width).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = residual_net(recipe.width)
+        for parameter in model.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.to(memory_format=torch.channels_last)
         pixels = torch.from_numpy(images.pixels.copy())
         labels = torch.from_numpy(images.labels.astype(np.int64))
 
@@ -141,7 +144,7 @@ def _train(
     for step in range(1, recipe.steps + 1):
         progress(f"capturing `{recipe.model}` gradients", step - 1, recipe.steps)
         optimizer.zero_grad()
-        loss_of_batch().backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss_of_batch())
         if step in recipe.captures:
             captured[step] = [(name, _gradient_of(p)) for name, p in model.named_parameters()]
         optimizer.step()

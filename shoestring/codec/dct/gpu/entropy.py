@@ -130,6 +130,14 @@ def list_kernel(
 
 
 @triton.jit
+def _listed(positions_ptr, levels_ptr, k, inside):
+    """Return position, gap and level of the codes `k` of a chunk's list."""
+    position = tl.load(positions_ptr + k, mask=inside, other=0)
+    before = tl.load(positions_ptr + k - 1, mask=inside & (k > 0), other=-1)
+    return position, position - before - 1, tl.load(levels_ptr + k, mask=inside, other=1).to(tl.int32)
+
+
+@triton.jit
 def table_kernel(
     positions_ptr, levels_ptr, list_ptr, order_ptr, size_ptr, base_ptr, cost_ptr, span_ptr, tail_ptr,
     tables_ptr, gap_spans_ptr, level_spans_ptr, rests_ptr, LANES: tl.constexpr, BLOCK: tl.constexpr,
@@ -145,10 +153,8 @@ def table_kernel(
     for first in range(0, count, BLOCK):
         k = first + tl.arange(0, BLOCK)
         inside = k < count
-        position = tl.load(positions_ptr + begin + k, mask=inside, other=0)
-        before = tl.load(positions_ptr + begin + k - 1, mask=inside & (k > 0), other=-1)
-        level = tl.load(levels_ptr + begin + k, mask=inside, other=1).to(tl.int32)
-        gap_histogram += _count_symbols(symbol_of(position - before - 1), inside)
+        position, gap, level = _listed(positions_ptr + begin, levels_ptr + begin, k, inside)
+        gap_histogram += _count_symbols(symbol_of(gap), inside)
         level_histogram += _count_symbols(symbol_of(tl.abs(level) - 1), inside)
         last = tl.maximum(last, tl.max(tl.where(inside, position, -1), 0))
     tail = tl.load(size_ptr + chunk) - 1 - last
@@ -162,10 +168,7 @@ def table_kernel(
     for first in range(0, count, BLOCK):
         k = first + tl.arange(0, BLOCK)
         inside = k < count
-        position = tl.load(positions_ptr + begin + k, mask=inside, other=0)
-        before = tl.load(positions_ptr + begin + k - 1, mask=inside & (k > 0), other=-1)
-        level = tl.load(levels_ptr + begin + k, mask=inside, other=1).to(tl.int32)
-        gap = position - before - 1
+        _, gap, level = _listed(positions_ptr + begin, levels_ptr + begin, k, inside)
         gap_symbol, level_symbol = symbol_of(gap), symbol_of(tl.abs(level) - 1)
         gap_span = tl.load(span_ptr + gap_table * SYMBOLS + gap_symbol) | (_extra_bits(gap_symbol) << 24)
         level_span = tl.load(span_ptr + level_table * SYMBOLS + level_symbol)
