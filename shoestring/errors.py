@@ -42,3 +42,31 @@ class NonFiniteError(CodecError):
 
 class StreamError(CodecError):
     """Bytes that are not a whole, valid stream of the expected codec and layout."""
+
+
+class WireError(ShoestringError):
+    """Bytes from the network that are not a whole, valid message; they change nothing."""
+
+
+class LinkError(ShoestringError):
+    """An address cannot be listened on, or does not answer."""
+
+
+class KeyFileError(UsageError):
+    """A key file that is missing, unreadable, or already there."""
+
+
+class JoinError(ShoestringError):
+    """A worker or shard that does not fit the run it wants to take part in."""
+
+
+class StaleWorkerError(JoinError):
+    """A process that speaks for a worker whose place another process has taken."""
+
+
+class RuleError(UsageError):
+    """An optimizer, or a setting of one, that the shards have no rule for."""
+
+
+class SnapshotError(ShoestringError):
+    """A checkpoint that is missing, incomplete or damaged; names the file."""

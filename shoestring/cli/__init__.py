@@ -16,8 +16,10 @@ from shoestring.errors import ShoestringError
 
 _EPILOG = """\
 [bold]Examples[/bold]
+  shoestring run train.py         train with several workers on this machine
   shoestring codecs               which codecs there are, and their options
   shoestring bench codec --quick  what each costs and saves on this machine
+  shoestring keys new worker-0    keys, before more than one machine takes part
   shoestring env --json           what to paste into a bug report
 """
 
@@ -56,7 +58,7 @@ def main(args: list[str] | None = None) -> None:
     try:
         result = app(args, prog_name="shoestring", standalone_mode=False)
     except ShoestringError as error:
-        _complain(error.message, error.hint)
+        complain(error.message, error.hint)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
@@ -74,7 +76,7 @@ def _explain_usage(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         _show_help(error.format_message())
     else:
-        _complain(error.format_message(), f"run `{command} --help` to see what it takes")
+        complain(error.format_message(), f"run `{command} --help` to see what it takes")
     return int(error.exit_code)
 
 
@@ -84,7 +86,8 @@ def _show_help(text: str) -> None:
         typer.echo(text)
 
 
-def _complain(message: str, hint: str) -> None:
+def complain(message: str, hint: str) -> None:
+    """Print an error and what to do about it on stderr."""
     error_word = typer.style("error:", fg="red", bold=True)
     hint_word = typer.style("hint:", fg="cyan", bold=True)
     typer.echo(f"{error_word} {message}\n\n{hint_word} {hint}", err=True)

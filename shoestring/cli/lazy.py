@@ -5,8 +5,9 @@
 so a command's file imports what is heavy inside its functions.
 """
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -15,7 +16,25 @@ COMMANDS = {
     "bench": "shoestring.cli.bench:app",
     "codecs": "shoestring.cli.codecs:codecs",
     "env": "shoestring.cli.env:env",
+    "export": "shoestring.cli.export:export",
+    "keys": "shoestring.cli.keys:app",
+    "run": "shoestring.cli.run:run",
+    "serve": "shoestring.cli.serve:serve",
 }
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_settings: dict[Callable[..., Any], dict[str, Any]] = {}
+
+
+def settings(**given: Any) -> Callable[[Command], Command]:
+    """Give a command that is a function what Typer's own decorator would: an epilog, context settings."""
+
+    def note(command: Command) -> Command:
+        _settings[command] = given
+        return command
+
+    return note
 
 
 class LazyGroup(TyperGroup):
@@ -41,5 +60,5 @@ def _load(name: str) -> Any:
         group.name = name
         return group
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    single.command(name)(target)
+    single.command(name, **_settings.get(target, {}))(target)
     return typer.main.get_command(single)

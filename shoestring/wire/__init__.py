@@ -1,0 +1,1 @@
+"""Bytes between workers and shards: messages, frames, keys, sockets."""
