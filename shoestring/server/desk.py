@@ -1,0 +1,358 @@
+"""The rounds of one part: pushes come in, replies go out, each push counts once.
+
+A pure state machine: no sockets, no clock, no threads. `push` takes a contribution in;
+when a round is complete the desk has `Work`, which may run on any thread while the desk
+goes on taking pushes; `finish` then records it and gives the replies. While there is work,
+the holding belongs to it: the desk reads neither its values nor its version.
+
+Contributions are kept compressed until their round is complete and are then summed in
+the order of the workers, not of arrival, so the bits do not depend on timing.
+
+What is kept is bounded: of each worker the pushes of `AHEAD` rounds, and of past replies
+no more bytes than the part itself has, or `AHEAD` of them.
+"""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoestring.codec.base import Vector
+from shoestring.errors import ShoestringError, WireError
+from shoestring.server import rules
+from shoestring.server.admission import check_push, codec_of
+from shoestring.server.holding import LOSSLESS, Holding, Reply
+from shoestring.server.ledger import PushLedger, Verdict
+from shoestring.server.members import Members
+from shoestring.wire.messages import WHOLE_ROUND, Push
+
+AHEAD = 2  # rounds a worker may push before the part has finished them
+LOG_LIMIT = 256  # past replies, however small
+
+
+@dataclass(frozen=True, eq=False)
+class Contribution:
+    worker: int
+    push: Push
+    payload: memoryview
+
+
+@dataclass
+class Work:
+    """One update of a part, ready to be computed: `run` it, then give it to `Desk.finish`."""
+
+    desk: "Desk"
+    seq: int
+    contributions: Sequence[Contribution]  # in worker order
+    clip: bool
+    total: Vector | None = None
+    squares: float = 0.0
+    scale: float | None = None
+    reply: Reply | None = None
+    culprit: int | None = None  # the worker whose bytes could not be decoded
+
+    @property
+    def is_whole(self) -> bool:
+        return self.contributions[0].push.bound == WHOLE_ROUND
+
+    @property
+    def is_saved(self) -> bool:
+        return any(item.push.save for item in self.contributions)
+
+    def run(self) -> None:
+        """Sum, and where no clipping is to be waited for, update and encode."""
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for
+            self._run()
+
+    def _run(self) -> None:
+        holding = self.desk.holding
+        if any(item.push.skip for item in self.contributions):
+            self.reply = self._mark(holding.hold(self.seq))
+            return
+        if self.total is None:
+            total = self._sum()
+            # Finite gradients can have a sum that is not. The first test is cheap, and enough but for that.
+            if not np.isfinite(total.sum()) and not np.isfinite(total).all():
+                self.reply = self._mark(holding.hold(self.seq))
+                return
+            self.total = total
+            if self.clip:
+                self.squares = rules.sum_squares(total, self._mean())
+                return
+        wish = min(self.contributions, key=lambda item: (item.push.reply_cost, item.push.reply)).push
+        self.reply = self._mark(
+            holding.advance(
+                self.total,
+                scale=float(np.float32(self._mean()) * np.float32(1.0 if self.scale is None else self.scale)),
+                hyper=self.contributions[0].push.hyper,
+                used=self._used(),
+                codec=codec_of(wish.reply),
+                seq=self.seq,
+            )
+        )
+        self.total = None
+
+    def _sum(self) -> Vector:
+        layout = self.desk.holding.part.layout
+        total: Vector = np.empty(layout.total, np.float32)
+        for place, item in enumerate(self.contributions):
+            weight = item.push.weight
+            if item.push.codec == LOSSLESS:  # the values themselves
+                values = np.frombuffer(item.payload, np.float32)
+                if not place:
+                    np.multiply(values, np.float32(weight), out=total)
+                else:
+                    total += values if weight == 1.0 else np.float32(weight) * values
+                continue
+            try:
+                codec_of(item.push.codec).decode(item.payload, layout, total, weight if place else None)
+            except ShoestringError:
+                self.culprit = item.worker
+                raise
+            if not place and weight != 1.0:
+                total *= np.float32(weight)
+        return total
+
+    def _mean(self) -> float:
+        return float(np.float32(1.0 / sum(item.push.weight for item in self.contributions)))
+
+    def _used(self) -> NDArray[np.bool_]:
+        pieces = len(self.desk.holding.part.pieces)
+        used = np.zeros(pieces, bool)
+        for item in self.contributions:
+            used |= unpack_used(item.push.used, pieces)
+        return used
+
+    def _mark(self, reply: Reply) -> Reply:
+        """Pass on the first worker's plan, and the norm, which may have been lost on its way."""
+        return replace(reply, plan=self.contributions[0].push.plan, squares=self.squares)
+
+
+@dataclass
+class Desk:
+    """Takes the pushes of one part."""
+
+    holding: Holding
+    ledger: PushLedger
+    clip: bool = False
+    round: int = 0  # the last that all who take part have finished
+    work: Work | None = None  # being computed, or waiting for its scale
+    _open: dict[int, dict[int, Contribution]] = field(default_factory=dict)  # whole rounds
+    _queue: deque[Contribution] = field(default_factory=deque)  # pushes that wait for nobody
+    _held: list[Contribution] = field(default_factory=list)  # applied, the answer waits for slower workers
+    _log: deque[Reply] = field(default_factory=deque)
+    _have: dict[int, int] = field(default_factory=dict)  # the version each worker is known to hold
+    _given: dict[int, dict[int, int]] = field(default_factory=dict)  # the version each answer led to
+
+    def __post_init__(self) -> None:
+        self.version = self.holding.version  # of the part as finished work left it
+        self._last_whole = self.round
+        self._full: Reply | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self.work is not None
+
+    @property
+    def begun(self) -> int:
+        """The last round that can no longer be entered."""
+        return max(self.round, self.work.seq) if self.work is not None and self.work.is_whole else self.round
+
+    def enter(self, worker: int, incarnation: int, first: int) -> None:
+        """Expect a new life of a worker; what its former one sent counts only if it is being applied."""
+        self.ledger.enter(worker, incarnation, first)
+        taken = self.work.contributions if self.work is not None else ()
+
+        def stays(item: Contribution) -> bool:
+            is_older = item.worker == worker and item.push.incarnation < incarnation
+            return not is_older or item in taken
+
+        for seq, items in list(self._open.items()):
+            self._open[seq] = {who: item for who, item in items.items() if stays(item)}
+            if not self._open[seq]:
+                del self._open[seq]
+        self._queue = deque(item for item in self._queue if stays(item))
+        self.forget(worker)
+
+    def push(self, worker: int, push: Push, payload: memoryview) -> bool:
+        """Take a contribution in; return whether it had been applied before."""
+        check_push(push, payload, self.holding)
+        verdict = self.ledger.judge(worker, push.incarnation, push.seq)
+        self._note(worker, push.have)
+        if verdict is Verdict.REPEAT:
+            return True
+        item = Contribution(worker, push, payload)
+        if push.bound == WHOLE_ROUND:
+            if not self.round < push.seq <= self.round + AHEAD:
+                raise WireError(
+                    f"worker {worker} pushed round {push.seq} of part {push.part}, which is at {self.round}",
+                    hint="start the worker again; it joins at the next round",
+                )
+            self._open.setdefault(push.seq, {}).setdefault(worker, item)
+        else:
+            queued = sum(other.worker == worker for other in self._queue)
+            unanswered = queued + sum(other.worker == worker for other in self._held)
+            # One that comes too early is not taken; the worker asks, and sends it again.
+            if push.seq == self.ledger.seq(worker) + queued + 1 and unanswered < AHEAD:
+                self._queue.append(item)
+        return False
+
+    def has(self, worker: int, seq: int) -> bool:
+        """Say whether a push has arrived, applied or not."""
+        return (
+            self.ledger.seq(worker) >= seq
+            or worker in self._open.get(seq, ())
+            or any(item.worker == worker and item.push.seq == seq for item in self._queue)
+        )
+
+    def next_work(self, members: Members) -> Work | None:
+        """Return the next update that can be computed, if there is one; the desk is busy until `finish`."""
+        if self.work is not None or members.due(self.round + 1) is None:
+            return None
+        first = members.first_entry()
+        if first is not None:  # nobody will push the rounds before: their workers died between two parts
+            self.round = max(self.round, min([first, *self._open]) - 1)
+        seq = self.round + 1
+        there = self._open.get(seq)
+        if there and all(worker in there for worker in members.due(seq) or ()):
+            self.work = Work(self, seq, [there[worker] for worker in sorted(there)], self.clip)
+        elif self._queue:
+            item = self._queue[0]
+            self.work = Work(self, item.push.seq, [item], False)
+        return self.work
+
+    def finish(self, work: Work) -> Reply:
+        """Record finished work; return what brings the workers up to date."""
+        if work.reply is None:
+            raise ValueError("work that has not run")
+        self.work = self._full = None
+        for item in work.contributions:
+            self.ledger.record(item.worker, item.push.incarnation, work.seq)
+        if work.is_whole:
+            self.round = self._last_whole = work.seq
+            self._open.pop(work.seq, None)
+        else:
+            item = self._queue.popleft()
+            if self.ledger.incarnation(item.worker) == item.push.incarnation:
+                self._held.append(item)
+        self.version = work.reply.version
+        self._log.append(work.reply)
+        self._trim()
+        return work.reply
+
+    def drop(self, work: Work, worker: int | None = None) -> None:
+        """Give up work: one worker's contribution is forgotten and the others wait on, or all are."""
+        self.work = None
+        if not work.is_whole:
+            self._queue.popleft()
+            return
+        items = self._open[work.seq]
+        for item in work.contributions:
+            if worker in (None, item.worker):
+                del items[item.worker]
+        if not items:
+            del self._open[work.seq]
+
+    def answer(self, worker: int, seq: int, have: int) -> list[Reply] | None:
+        """Return what answers an applied push of a worker that holds version `have`.
+
+        `None`: it takes the part itself, which is being worked on; ask again after `finish`.
+        Asked twice, the answer leads to the same version: a worker may ignore the second one.
+        """
+        if seq <= self._last_whole:  # every round has a reply of its own
+            entries = [entry for entry in self._log if entry.seq == seq][-1:]
+        else:
+            last = self._lead(worker, seq, have)
+            if have >= last:
+                return []
+            entries = [entry for entry in self._log if have < entry.version <= last]
+            if entries and entries[-1].is_full:
+                entries = entries[-1:]
+            elif entries and entries[0].version != have + 1:
+                entries = []
+        if entries:
+            return entries
+        full = self.full()
+        return None if full is None else [full]
+
+    def _lead(self, worker: int, seq: int, have: int) -> int:
+        """The version that the answer to a push leads to: now, or the last that went out as a whole."""
+        given = self._given.setdefault(worker, {})
+        if seq not in given:
+            wholes = [entry.version for entry in self._log if entry.is_full and entry.version > have]
+            given[seq] = wholes[-1] if wholes else self.version
+            for old in sorted(given)[: -AHEAD - 1]:
+                del given[old]
+        return given.get(seq, self.version)
+
+    def full(self) -> Reply | None:
+        """The whole part as it is now; `None` while it is being worked on."""
+        if self._log and self._log[-1].is_full and self._log[-1].version == self.version:
+            return self._log[-1]
+        if self._full is None and self.work is None:
+            self._full = self.holding.full(self.round)
+        return self._full
+
+    def release(self, present: Collection[int]) -> list[tuple[int, int, list[Reply]]]:
+        """Return the (worker, seq, replies) of bounded pushes that need wait no longer."""
+        slowest = min((self.ledger.seq(worker) for worker in present), default=0)
+        released, still = [], []
+        for item in self._held:
+            worker, seq = item.worker, item.push.seq
+            if worker not in present:
+                continue
+            # It will have what its last answer led to by the time it takes this one.
+            have = max(item.push.have, self._given.get(worker, {}).get(seq - 1, 0))
+            waits = seq - slowest > item.push.bound
+            replies = None if waits else self.answer(worker, seq, have)
+            if replies is None:
+                still.append(item)
+            else:
+                released.append((worker, seq, replies))
+        self._held = still
+        return released
+
+    def settle(self, present: Collection[int]) -> None:
+        """After a bounded push: what all have done is a round that cannot be entered any more."""
+        self.round = max(self.round, min((self.ledger.seq(worker) for worker in present), default=0))
+        for seq in [seq for seq in self._open if seq <= self.round]:
+            del self._open[seq]
+
+    def is_held(self, worker: int, seq: int) -> bool:
+        return any(item.worker == worker and item.push.seq == seq for item in self._held)
+
+    def forget(self, worker: int) -> None:
+        """Stop keeping replies for a worker that is gone."""
+        self._have.pop(worker, None)
+        self._given.pop(worker, None)
+        self._held = [item for item in self._held if item.worker != worker]
+        self._trim()
+
+    def _note(self, worker: int, have: int) -> None:
+        self._have[worker] = max(have, self._have.get(worker, 0))
+        self._trim()
+
+    def _trim(self) -> None:
+        """Drop what every worker has, and what would grow beyond the part itself."""
+        oldest = min(self._have.values(), default=self.version)
+        limit = self.holding.params.nbytes + (1 << 16)
+        size = sum(entry.payload.nbytes for entry in self._log)
+        while self._log and (
+            self._log[0].version <= oldest
+            or len(self._log) > LOG_LIMIT
+            or (len(self._log) > AHEAD and size > limit)
+        ):
+            size -= self._log.popleft().payload.nbytes
+
+
+def pack_used(used: NDArray[np.bool_]) -> bytes:
+    """Write which pieces have a gradient; nothing where all have."""
+    return b"" if used.all() else np.packbits(used).tobytes()
+
+
+def unpack_used(packed: bytes, pieces: int) -> NDArray[np.bool_]:
+    if not packed:
+        return np.ones(pieces, bool)
+    return np.unpackbits(np.frombuffer(packed, np.uint8), count=pieces).astype(bool)

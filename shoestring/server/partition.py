@@ -1,0 +1,176 @@
+"""Cut a model into parts and spread them over the shards.
+
+A part is a run of pieces of tensors, about 1 to 4 MB, that travels, is coded and is
+updated as one. How a model is cut depends on the model alone, never on the number of
+shards or workers: so the bits of a run do not depend on them either, and a checkpoint
+can be restored on another number of shards.
+
+Parts follow the order in which the model registered its parameters: the last ones have
+their gradients first. A tensor too large for a part is cut between its rows, so that
+each piece still has a shape a codec can read.
+"""
+
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from shoestring.codec.base import Layout
+from shoestring.errors import JoinError
+from shoestring.server.rules import Rule
+
+SMALLEST, LARGEST = 1 << 15, 1 << 20  # values a part, about
+_SHARE = 32  # a model has about this many parts, where the bounds allow
+_SLACK = 1.25
+_GRAIN = 1024  # a row that is itself too large is cut at multiples of it: whole blocks of every size
+
+TENSOR_LIMIT = 1 << 20
+GROUP_LIMIT = 1 << 16
+VALUE_LIMIT = 1 << 36
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One trainable parameter as all workers and shards must agree on it."""
+
+    name: str
+    shape: tuple[int, ...]
+    group: int
+
+
+class Table(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """All that a run's workers have in common."""
+
+    tensors: tuple[Tensor, ...]
+    rule: Rule
+    groups: int
+    clip_norm: float  # 0: none
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Values `start` to `stop` of one tensor, and their shape."""
+
+    tensor: int
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Part:
+    """What travels as one."""
+
+    index: int
+    pieces: tuple[Piece, ...]
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout(tuple(piece.shape for piece in self.pieces))
+
+    @property
+    def size(self) -> int:
+        return self.layout.total
+
+
+def cut(shapes: Sequence[tuple[int, ...]]) -> tuple[Part, ...]:
+    """Cut tensors of these shapes into parts."""
+    total = sum(math.prod(shape) for shape in shapes)
+    target = min(max(total // _SHARE, SMALLEST), LARGEST)
+    parts: list[Part] = []
+    pending: list[Piece] = []
+    held = 0
+    for index, shape in enumerate(shapes):
+        for piece in _split(index, tuple(shape), target):
+            if pending and held + piece.size > _SLACK * target:
+                parts.append(Part(len(parts), tuple(pending)))
+                pending, held = [], 0
+            pending.append(piece)
+            held += piece.size
+    if pending:
+        parts.append(Part(len(parts), tuple(pending)))
+    return tuple(parts)
+
+
+def assign(parts: Sequence[Part], shards: int) -> tuple[int, ...]:
+    """Say which shard holds each part: the largest first, each to the shard with the least."""
+    loads = [(0, shard) for shard in range(shards)]  # a heap
+    homes = [0] * len(parts)
+    for part in sorted(parts, key=lambda part: (-part.size, part.index)):
+        load, home = loads[0]
+        homes[part.index] = home
+        heapq.heapreplace(loads, (load + part.size, home))
+    return tuple(homes)
+
+
+def check_table(table: Table) -> None:
+    """Refuse a table that promises more than a shard will hold, before anything is allocated."""
+    sizes_fit = len(table.tensors) <= TENSOR_LIMIT and all(
+        len(tensor.shape) <= 16 and all(0 <= side <= VALUE_LIMIT for side in tensor.shape)
+        for tensor in table.tensors
+    )
+    if not sizes_fit or sum(math.prod(tensor.shape) for tensor in table.tensors) > VALUE_LIMIT:
+        raise JoinError(
+            f"the model has more than {TENSOR_LIMIT} tensors or {VALUE_LIMIT} values",
+            hint="check the shapes of the parameters that are being trained",
+        )
+    if table.groups > GROUP_LIMIT or any(not 0 <= tensor.group < table.groups for tensor in table.tensors):
+        raise JoinError(
+            f"a parameter names a group that is not there, or {table.groups} groups are too many",
+            hint="check both sides' versions",
+        )
+    if not 0 <= table.clip_norm < math.inf:
+        raise JoinError(
+            f"the norm to clip to is {table.clip_norm}", hint="give a positive `clip_norm`, or 0 for none"
+        )
+
+
+def first_difference(mine: Table, theirs: Table) -> str:
+    """Say where two tables first differ; empty if they do not."""
+    for own, other in zip(mine.tensors, theirs.tensors, strict=False):
+        if own.name != other.name:
+            return f"parameter `{other.name}` where others have `{own.name}`"
+        if own.shape != other.shape:
+            return f"parameter `{own.name}` has shape {other.shape}, others have {own.shape}"
+        if own.group != other.group:
+            return f"parameter `{own.name}` is in group {other.group}, others have it in {own.group}"
+    if len(mine.tensors) != len(theirs.tensors):
+        longer = max(mine.tensors, theirs.tensors, key=len)
+        name = longer[min(len(mine.tensors), len(theirs.tensors))].name
+        who = "others have" if longer is mine.tensors else "only this worker has"
+        return f"{who} a parameter `{name}`"
+    if mine.rule != theirs.rule:
+        return f"the rule is {theirs.rule}, others have {mine.rule}"
+    if (mine.groups, mine.clip_norm) != (theirs.groups, theirs.clip_norm):
+        return (
+            f"{theirs.groups} groups and clip_norm {theirs.clip_norm}, "
+            f"others have {mine.groups} and {mine.clip_norm}"
+        )
+    return ""
+
+
+def _split(index: int, shape: tuple[int, ...], target: int) -> list[Piece]:
+    size = math.prod(shape)
+    if size == 0:
+        return []
+    if size <= _SLACK * target:
+        return [Piece(index, 0, size, shape)]
+    whole_rows = size // shape[0] <= _SLACK * target
+    row = size // shape[0] if whole_rows else _GRAIN
+    rows = math.ceil(size / row)
+    count = math.ceil(size / target)
+    edges = [round(rows * i / count) for i in range(count + 1)]
+    pieces = []
+    for low, high in itertools.pairwise(edges):
+        start, stop = low * row, min(high * row, size)
+        if start < stop:
+            own = (high - low, *shape[1:]) if whole_rows else (stop - start,)
+            pieces.append(Piece(index, start, stop, own))
+    return pieces

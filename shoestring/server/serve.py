@@ -1,0 +1,161 @@
+"""The process around a shard: sockets, threads and time.
+
+One thread owns the socket and the protocol; a pool computes updates, one part each,
+without the GIL. What cannot be sent at once (a worker that is gone, or reads too slowly)
+is dropped: the worker asks again. So memory is bounded by the replies of a round and the
+socket's own queue, whatever the workers do.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import zmq
+
+from shoestring.errors import ShoestringError, WireError
+from shoestring.server.archive import Archive
+from shoestring.server.desk import Work
+from shoestring.server.shard import Shard
+from shoestring.wire import frames
+from shoestring.wire.waker import Waker
+
+_TICK_MS = 250
+_BATCH = 256  # messages taken before replies are sent
+
+
+class Service:
+    """Serves one shard on one socket until it is told to stop."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        socket: "zmq.Socket[bytes]",
+        *,
+        threads: int = 1,
+        archive: Archive | None = None,
+        report: Callable[..., None] = lambda event, **fields: None,
+    ) -> None:
+        self.shard = shard
+        self.archive = archive
+        self.threads = threads
+        self.bad_messages = 0
+        self.dropped = 0
+        self._socket = socket
+        self._report = report
+        self._waker = Waker()
+        self._done: deque[Callable[[], None]] = deque()
+        self._running = 0
+        self._stopping = False
+        if archive is not None:
+            archive.on_written = self._written
+
+    def stop(self) -> None:
+        """Make `run` return soon; may be called from any thread or a signal handler."""
+        self._stopping = True
+        self._waker.wake()
+
+    def run(self, *, until_all_left: bool = False) -> None:
+        """Serve. With `until_all_left`, return once every worker has come and gone."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._waker.fileno(), zmq.POLLIN)
+        try:
+            with ThreadPoolExecutor(self.threads, "update") as pool:
+                while not self._stopping:
+                    poller.poll(_TICK_MS)
+                    self._waker.clear()
+                    is_drained = self._receive()
+                    while self._done:
+                        self._done.popleft()()
+                    if is_drained:  # else leases would run out on messages that are here
+                        self._tick()
+                    self._start_work(pool)
+                    self._send()
+                    if until_all_left and self._all_left():
+                        break
+        finally:
+            if self.archive is not None:
+                self.archive.close()
+            self._waker.close()
+
+    def _receive(self) -> bool:
+        for _ in range(_BATCH):
+            try:
+                received = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return True
+            sender, rest = received[0].bytes, [frame.buffer for frame in received[1:]]
+            try:
+                message, payload = frames.decode(rest)
+            except WireError as error:
+                self.bad_messages += 1
+                self._report("bad_message", text=error.message)
+                continue
+            self.shard.handle(sender, message, payload, time.monotonic())
+        return False
+
+    def _tick(self) -> None:
+        self.shard.tick(time.monotonic())
+        for worker in self.shard.departed:
+            self._report("leave", worker=worker)
+        self.shard.departed.clear()
+
+    def _start_work(self, pool: ThreadPoolExecutor) -> None:
+        while self._running < self.threads:
+            work = self.shard.next_work()
+            if work is None:
+                return
+            self._running += 1
+            pool.submit(self._compute, work)
+
+    def _compute(self, work: Work) -> None:
+        error: ShoestringError | None = None
+        try:
+            work.run()
+        except ShoestringError as caught:
+            error = caught
+        except Exception as caught:  # a fault of ours must reach the workers, not end a thread in silence
+            error = ShoestringError(
+                f"shard {self.shard.index} failed: {caught!r}", hint="please report this with the event log"
+            )
+        self._done.append(lambda: self._finish(work, error))
+        self._waker.wake()
+
+    def _finish(self, work: Work, error: ShoestringError | None) -> None:
+        self._running -= 1
+        if error is not None:
+            self._report("warn", text=error.message)
+            self.shard.fail(work, error)
+            return
+        is_saved = work.reply is not None and work.is_saved
+        self.shard.finish(work)
+        if is_saved and self.archive is not None:
+            self.archive.capture(work.seq, work.desk, self.shard.desks)
+
+    def _written(self, seq: int, record: bytes | None, why: str) -> None:
+        if record is None:
+            self._done.append(lambda: self.shard.not_saved(seq, why))
+        else:
+            self._done.append(lambda: self.shard.saved(seq, record))
+        self._waker.wake()
+
+    def _send(self) -> None:
+        outbox = self.shard.outbox
+        while outbox:
+            identity, message, payload = outbox.popleft()
+            header, body = frames.encode(message, payload)
+            try:
+                self._socket.send_multipart([identity, header, body], zmq.NOBLOCK, copy=False)
+            except zmq.ZMQError as error:
+                if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                    raise
+                self.dropped += 1
+
+    def _all_left(self) -> bool:
+        members = list(self.shard.members)
+        return (
+            bool(members)
+            and len(members) == self.shard.members.expected
+            and not any(member.present for member in members)
+        )

@@ -1,0 +1,384 @@
+"""One shard's side of the protocol, without sockets, clocks or threads.
+
+`handle` takes one message and may leave messages in `outbox`; `next_work` gives updates
+that are ready to be computed, lowest part first, as the next forward pass needs it first;
+`finish` takes a computed update back. The caller owns time, threads and sockets, so that
+a test can drive any number of shards through any fault, step by step.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from shoestring.errors import JoinError, ShoestringError, WireError
+from shoestring.server.desk import Desk, Work
+from shoestring.server.holding import Holding, Reply
+from shoestring.server.ledger import PushLedger
+from shoestring.server.members import Member, Members
+from shoestring.server.partition import Part, Table, assign, check_table, cut, first_difference
+from shoestring.server.records import Records
+from shoestring.wire import messages as say
+from shoestring.wire.messages import Message
+
+Outgoing = tuple[bytes, Message, memoryview]
+_EMPTY = memoryview(b"")
+
+PROBE_LIMIT = 1 << 20  # bytes of a beat that are sent back
+ROUND_LIMIT = 1 << 48
+TEXT_LIMIT = 2000  # of a refusal, which may quote what came
+_LONGEST_STRIDE = 10  # doublings of the rounds that a worker which came too late is sent ahead
+
+
+@dataclass
+class Shard:
+    """The parts this shard holds and the workers it serves."""
+
+    index: int
+    shards: int
+    run: str = ""
+    lease_s: float = 20.0
+    restore: Callable[[Holding], tuple[int, PushLedger] | None] = lambda holding: None
+    outbox: deque[Outgoing] = field(default_factory=deque)
+    departed: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.members = Members(self.lease_s)
+        self.table: Table | None = None
+        self.desks: dict[int, Desk] = {}
+        self.is_filled: set[int] = set()
+        self._pulls: dict[tuple[int, int], say.Pull] = {}  # by part and worker: the part is not there yet
+        self._asks: dict[tuple[int, int], say.Ask] = {}  # by part and worker: the part is being worked on
+        self._clipped: dict[int, dict[int, Work]] = {}  # by round, by part: sums that wait for a scale
+        self._scaled: list[Work] = []
+        self._stirred: set[int] = set()  # parts that may have work
+        self._records = Records(waits_for_workers=self.index == 0)
+        self._failure: ShoestringError | None = None
+
+    def handle(self, sender: bytes, message: Message, payload: memoryview, now: float) -> None:
+        """Do what a message asks; a `ShoestringError` becomes a refusal."""
+        try:
+            self._dispatch(sender, message, payload, now)
+        except ShoestringError as error:
+            self.refuse(sender, error)
+
+    def refuse(self, sender: bytes, error: ShoestringError) -> None:
+        stale = type(error).__name__ == "StaleWorkerError"
+        self._send(sender, say.Refusal(error.message[:TEXT_LIMIT], error.hint[:TEXT_LIMIT], stale))
+
+    def _dispatch(self, sender: bytes, message: Message, payload: memoryview, now: float) -> None:
+        if isinstance(message, say.Hello):
+            self._hello(sender, message, payload, now)
+            return
+        member = self.members.of(sender, now)
+        match message:
+            case say.Push():
+                self._push(member, message, payload)
+            case say.Beat():
+                self._send(sender, message, payload if payload.nbytes <= PROBE_LIMIT else _EMPTY)
+            case say.Enter():
+                self._enter(member, message.round)
+            case say.Init():
+                self._init(member, message.part, payload)
+            case say.Pull():
+                self._desk(message.part)
+                self._pulls[message.part, member.worker] = message
+                self._answer_pulls()
+            case say.Scale():
+                self._scale(message)
+            case say.Ask():
+                self._ask(member, message)
+            case say.Saved():
+                self._records.add(member.worker, message.round, payload)
+                self._report_saved()
+            case say.Leave():
+                self._depart(member)
+            case _:
+                raise WireError(
+                    f"a shard does not take `{type(message).__name__}`", hint="check both sides' versions"
+                )
+
+    def _hello(self, sender: bytes, hello: say.Hello, payload: memoryview, now: float) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if hello.protocol != say.PROTOCOL:
+            raise JoinError(
+                f"the worker speaks protocol {hello.protocol}, this shard {say.PROTOCOL}",
+                hint="install the same version of shoestring on all hosts",
+            )
+        if (hello.run, hello.shard, hello.shards) != (self.run, self.index, self.shards):
+            raise JoinError(
+                f"the worker looks for shard {hello.shard} of {hello.shards} of run `{hello.run}`; "
+                f"this is shard {self.index} of {self.shards} of run `{self.run}`",
+                hint="check the list of shard addresses, and that no shard of another run uses the port",
+            )
+        table = read_table(payload)
+        desks = self.desks
+        if self.table is None:
+            desks = self._build(table)
+        elif difference := first_difference(self.table, table):
+            raise JoinError(
+                f"worker {hello.worker}'s model differs from the others': {difference}",
+                hint="build the same model with the same settings on every worker",
+            )
+        before = self.members.get(hello.worker)
+        member = self.members.greet(hello.worker, hello.workers, hello.incarnation, sender, now)
+        if before is not None and before is not member and before.present:
+            self._depart(before)
+        self.table, self.desks = table, desks
+        empty = len(self.is_filled) < len(desks)
+        self._send(sender, say.Welcome(say.PROTOCOL, self._begun(), empty, self.lease_s))
+
+    def _build(self, table: Table) -> dict[int, Desk]:
+        check_table(table)
+        parts = parts_of(table)
+        homes = assign(parts, self.shards)
+        desks = {}
+        for part in parts:
+            if homes[part.index] != self.index:
+                continue
+            try:
+                holding = Holding(
+                    part, table.rule, [table.tensors[piece.tensor].group for piece in part.pieces]
+                )
+            except MemoryError:
+                raise JoinError(
+                    f"the model does not fit into the memory of shard {self.index}",
+                    hint="add hosts with shards, or memory",
+                ) from None
+            restored = self.restore(holding)
+            if restored is not None:
+                self.is_filled.add(part.index)
+            done, ledger = restored or (0, PushLedger())
+            desks[part.index] = Desk(holding, ledger, table.clip_norm > 0, done)
+        return desks
+
+    def _begun(self) -> int:
+        return max((desk.begun for desk in self.desks.values()), default=0)
+
+    def _enter(self, member: Member, first: int) -> None:
+        earliest = self._begun() + 1
+        agreed = first == member.entered or earliest <= first <= ROUND_LIMIT
+        if agreed and first != member.entered:
+            for desk in self.desks.values():
+                desk.ledger.refuse_older(member.worker, member.incarnation)
+            for desk in self.desks.values():
+                desk.enter(member.worker, member.incarnation, first)
+            self.members.enter(member, first)
+            self._stirred.update(self.desks)
+        elif not agreed:  # rounds may go by faster than messages: leave more and more room
+            earliest += 1 << min(member.refusals, _LONGEST_STRIDE)
+            member.refusals += 1
+        self._send(member.identity, say.Entered(first if agreed else earliest, agreed))
+
+    def _init(self, member: Member, index: int, payload: memoryview) -> None:
+        holding = self._desk(index).holding
+        if payload.nbytes != holding.params.nbytes:
+            raise WireError(
+                f"part {index} has {holding.params.nbytes} bytes, {payload.nbytes} came",
+                hint="check versions",
+            )
+        if index not in self.is_filled:
+            holding.params[:] = np.frombuffer(payload, np.float32)
+            self.is_filled.add(index)
+            self._stirred.add(index)
+        self._answer_pulls()
+
+    def _push(self, member: Member, push: say.Push, payload: memoryview) -> None:
+        if not member.entered or push.incarnation != member.incarnation:
+            raise WireError("a push from a worker that has not entered", hint="start the worker again")
+        if self.table is None or len(push.hyper) != self.table.groups:
+            raise WireError(f"hyperparameters of {len(push.hyper)} groups", hint="check both sides' versions")
+        self._stirred.add(push.part)
+        if self._desk(push.part).push(member.worker, push, payload):
+            self._ask(member, say.Ask(push.part, push.seq, push.have))
+
+    def _ask(self, member: Member, ask: say.Ask) -> None:
+        """Send what is there, or say that the push is not; silence means that it waits for others."""
+        desk, worker = self._desk(ask.part), member.worker
+        if not member.entered:
+            raise WireError("a question from a worker that has not entered", hint="start the worker again")
+        clipped = self._clipped.get(ask.seq, {}).get(ask.part)
+        if not desk.has(worker, ask.seq):
+            self._send(member.identity, say.Missing(ask.part, ask.seq))
+        elif clipped is not None:
+            self._send(member.identity, say.Norm(ask.part, ask.seq, clipped.squares))
+        elif desk.ledger.seq(worker) >= ask.seq and not desk.is_held(worker, ask.seq):
+            replies = desk.answer(worker, ask.seq, ask.have)
+            if replies is None:
+                self._asks[ask.part, worker] = ask
+            else:
+                self._reply(ask.part, member, replies, ask.seq)
+
+    def _desk(self, index: int) -> Desk:
+        desk = self.desks.get(index)
+        if desk is None:
+            raise WireError(
+                f"part {index} is not on shard {self.index}", hint="check the order of shard addresses"
+            )
+        return desk
+
+    def next_work(self) -> Work | None:
+        """Return an update that is ready to be computed, the lowest part first."""
+        if self._scaled:
+            return self._scaled.pop(0)
+        for index in sorted(self._stirred):
+            if index in self.is_filled:
+                work = self.desks[index].next_work(self.members)
+                if work is not None:
+                    return work
+            self._stirred.discard(index)
+        self._answer_pulls()  # a part may have passed over rounds that nobody took part in
+        return None
+
+    def finish(self, work: Work) -> None:
+        """Take back computed work and answer the workers."""
+        desk, index = work.desk, work.desk.holding.part.index
+        if work.reply is None:  # clipping: the norm over all parts and shards comes first
+            self._clipped.setdefault(work.seq, {})[index] = work
+            for member in self._contributors(work):
+                self._send(member.identity, say.Norm(index, work.seq, work.squares))
+            self._drop_orphans()
+            return
+        reply = desk.finish(work)
+        self._stirred.add(index)
+        if work.is_whole:
+            for member in self._contributors(work):
+                self._reply(index, member, [reply], work.seq)
+        else:
+            desk.settle(self._entered())
+        self._release(index)
+        for part, worker in [key for key in self._asks if key[0] == index]:
+            ask, asker = self._asks.pop((part, worker)), self.members.get(worker)
+            if asker is not None and asker.present and asker.entered:
+                self._ask(asker, ask)
+        self._answer_pulls()
+
+    def fail(self, work: Work, error: ShoestringError) -> None:
+        """Take back work that could not be computed."""
+        members = self._contributors(work)
+        if work.culprit is None:  # the part is lost: all who took part or come later must know
+            self._failure = error
+            for member in members:
+                self.refuse(member.identity, error)
+            return
+        work.desk.drop(work, work.culprit)
+        self._stirred.add(work.desk.holding.part.index)
+        for member in members:
+            if member.worker == work.culprit:
+                self.refuse(member.identity, error)
+                self._depart(member)
+
+    def saved(self, seq: int, record: bytes) -> None:
+        """Note that this shard's file of a checkpoint is written."""
+        self._records.add_own(seq, record)
+        self._report_saved()
+
+    def not_saved(self, seq: int, why: str) -> None:
+        """Tell the workers that this shard's file of a checkpoint could not be written."""
+        self._records.give_up(seq)
+        for member in self._entered().values():
+            self._send(member.identity, say.Snapped(seq, why[:TEXT_LIMIT]))
+
+    def _report_saved(self) -> None:
+        """Send the first worker, which completes checkpoints, the files this shard knows of."""
+        takers = self._entered()
+        if takers:
+            first = takers[min(takers)]
+            for seq, files in self._records.complete(takers):
+                self._send(first.identity, say.Snapped(seq), memoryview(files))
+
+    def tick(self, now: float) -> list[int]:
+        """Take out workers whose lease ran out; return them."""
+        gone = self.members.lapse(now)
+        for member in gone:
+            self._depart(member)
+        return [member.worker for member in gone]
+
+    def _depart(self, member: Member) -> None:
+        member.present = False
+        self.departed.append(member.worker)
+        self._stirred.update(self.desks)
+        for waiting in (self._pulls, self._asks):
+            for key in [key for key in waiting if key[1] == member.worker]:
+                del waiting[key]
+        for index, desk in self.desks.items():
+            desk.forget(member.worker)
+            self._release(index)
+        self._drop_orphans()
+        self._report_saved()
+
+    def _drop_orphans(self) -> None:
+        """Give up rounds that wait for a scale when all who could name it are gone."""
+        for seq, works in list(self._clipped.items()):
+            for index, work in list(works.items()):
+                if not self._contributors(work):
+                    work.desk.drop(work)
+                    self._stirred.add(index)
+                    del works[index]
+            if not works:
+                del self._clipped[seq]
+
+    def _entered(self) -> dict[int, Member]:
+        return {member.worker: member for member in self.members if member.present and member.entered}
+
+    def _reply(self, index: int, member: Member, replies: Sequence[Reply], seq: int) -> None:
+        if not replies:  # an earlier answer has brought it all
+            self._send(member.identity, say.Delta(index, 0, seq, "", True))
+        for place, reply in enumerate(replies, 1):
+            message: Message
+            if reply.is_full:
+                message = say.Full(index, reply.version, seq, reply.plan, reply.squares)
+            else:
+                is_last = place == len(replies)
+                message = say.Delta(
+                    index, reply.version, seq, reply.codec, is_last, reply.plan, reply.squares
+                )
+            self._send(member.identity, message, reply.payload.data)
+
+    def _release(self, index: int) -> None:
+        """Answer bounded pushes that need wait no longer."""
+        present = self._entered()
+        for worker, seq, replies in self.desks[index].release(present):
+            self._reply(index, present[worker], replies, seq)
+
+    def _answer_pulls(self) -> None:
+        for (index, worker), pull in list(self._pulls.items()):
+            desk, member = self.desks[index], self.members.get(worker)
+            is_ready = index in self.is_filled and desk.round >= pull.round
+            full = desk.full() if is_ready else None
+            if full is not None and member is not None:
+                del self._pulls[index, worker]
+                self._send(member.identity, say.Full(index, full.version, 0), full.payload.data)
+
+    def _scale(self, scale: say.Scale) -> None:
+        if not 0.0 <= scale.scale <= 1.0:
+            raise WireError(f"a scale of {scale.scale}", hint="check both sides' versions")
+        # Whoever knows the norm has heard of every part: all that need it are here.
+        works = self._clipped.pop(scale.seq, {})
+        for index in sorted(works):
+            works[index].scale = scale.scale
+            self._scaled.append(works[index])
+
+    def _contributors(self, work: Work) -> Sequence[Member]:
+        lives = {item.worker: item.push.incarnation for item in work.contributions}
+        return [m for m in self.members if m.present and lives.get(m.worker) == m.incarnation]
+
+    def _send(self, identity: bytes, message: Message, payload: memoryview = _EMPTY) -> None:
+        self.outbox.append((identity, message, payload))
+
+
+def read_table(payload: memoryview) -> Table:
+    try:
+        return msgspec.msgpack.decode(payload, type=Table)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(
+            f"the model's table cannot be read: {error}", hint="check both sides' versions"
+        ) from None
+
+
+def parts_of(table: Table) -> tuple[Part, ...]:
+    """The parts that every side cuts this model into."""
+    return cut([tensor.shape for tensor in table.tensors])
