@@ -1,0 +1,131 @@
+"""`codec="auto"`: compress as little as the link allows, and say why.
+
+The rates and round-trip times of the links to the shards are measured with a small probe
+when training starts and again from time to time; compute and waiting time with every
+round. From these follows how long a round would take at each level. The first level whose
+exchange takes at most `TOLERATED` of the compute time is taken, else the strongest; so a
+fast network stays uncompressed. Where waiting is still longer than computing, the
+answers to a round are applied one step later (`delay=1`), if the policy leaves that open.
+
+Levels are a worker's own affair: pushes may be coded differently by each, and the answer
+to a round follows the slowest link's wish. The delay is common to all: the first worker
+plans it for a later round (see `pilot.py`).
+"""
+
+from collections.abc import Callable
+
+from shoestring.server.holding import LOSSLESS
+from shoestring.worker.courier import Setting
+from shoestring.worker.exchange import Exchange
+
+AUTO = "auto"
+LEVELS = (
+    Setting(LOSSLESS, LOSSLESS, 32.0),
+    Setting("dct:step=2.5", "dct:step=2.5", 0.64),
+    Setting("dct:step=3", "dct:step=3", 0.38),
+)
+RATIOS = (1.0, 50.0, 85.0)  # about how much smaller than float32 each level is
+TOLERATED = 0.15  # of the compute time
+_LONG_S = 0.05  # an uncompressed exchange that takes longer is not tried before compute is known
+_SETTLE = 8  # rounds before a level is judged
+_LOOK_S = 20.0  # seconds between probes
+_EASE = 0.5  # a lower level must look this good against `TOLERATED`, so that levels do not flap
+
+
+class Auto:
+    """Chooses a level for this worker, and for the first worker the delay of all."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        sizes: list[int],
+        *,
+        free_delay: bool,
+        explain: Callable[[str, str], None] = lambda codec, why: None,
+    ) -> None:
+        self._exchange = exchange
+        self._bytes = [4 * size for size in sizes]  # float32, to each shard
+        self._free_delay = free_delay
+        self._explain = explain
+        self._level = 0
+        self._since = 0  # round from which this level is measured
+        self._compute_s = 0.0
+        self._exposed_s = 0.0
+        self._probed_at = -_LOOK_S
+
+    def start(self, now: float) -> None:
+        """Probe the links and choose a first level."""
+        self._exchange.probe()
+        self._probed_at = now
+        plain_s = self.predict(0)
+        level = 1 if plain_s > _LONG_S else 0
+        self._set(level, 0, f"{plain_s * 1e3:.0f} ms a round uncompressed; {self._links()}")
+
+    def setting(self) -> Setting:
+        """How the next round travels."""
+        return LEVELS[self._level]
+
+    def predict(self, level: int) -> float:
+        """How long a round's exchange takes at a level, in seconds, if all of it is waited for."""
+        rates = self._exchange.rates()
+        transfer_s = sum(
+            2 * size / rate / RATIOS[level] for size, rate in zip(self._bytes, rates, strict=True)
+        )
+        return transfer_s + self._exchange.rtt_s
+
+    def measure(self, *, compute_s: float, exposed_s: float, seq: int, now: float) -> None:
+        """Take in how long a round computed and how long it waited."""
+        share = 0.3 if self._compute_s else 1.0
+        self._compute_s += share * (compute_s - self._compute_s)
+        if seq > self._since:  # the first round of a level is not like the others
+            share = 0.3 if self._exposed_s else 1.0
+            self._exposed_s += share * (exposed_s - self._exposed_s)
+        if seq >= self._since + _SETTLE:
+            self._judge(seq, now)
+
+    def plan_delay(self, delay: int) -> int:
+        """The delay the first worker wants, `delay` being the one in force."""
+        if not self._free_delay or not self._exposed_s:
+            return delay
+        if delay == 0 and self._level == len(LEVELS) - 1 and self._exposed_s > self._compute_s:
+            return 1
+        if delay == 1 and self.predict(self._level) < 0.25 * self._compute_s:
+            return 0
+        return delay
+
+    def _judge(self, seq: int, now: float) -> None:
+        wanted = self._level
+        tolerated_s = TOLERATED * self._compute_s
+        if self._exposed_s > tolerated_s and self._level < len(LEVELS) - 1:
+            # Worth it only if it is the bytes that take the time.
+            if self.predict(self._level) > tolerated_s:
+                wanted = next(
+                    (
+                        level
+                        for level in range(self._level + 1, len(LEVELS))
+                        if self.predict(level) <= tolerated_s
+                    ),
+                    len(LEVELS) - 1,
+                )
+        elif now - self._probed_at > _LOOK_S:
+            self._exchange.ask_rates()
+            self._probed_at = now
+        if wanted == self._level and self._level > 0:
+            easier = self._level - 1
+            if self.predict(easier) < _EASE * tolerated_s:
+                wanted = easier
+        if wanted != self._level:
+            self._set(
+                wanted,
+                seq + 1,
+                f"waits {self._exposed_s * 1e3:.0f} ms for {self._compute_s * 1e3:.0f} ms of compute; "
+                + self._links(),
+            )
+
+    def _set(self, level: int, since: int, why: str) -> None:
+        self._level, self._since, self._exposed_s = level, since, 0.0
+        self._explain(LEVELS[level].push, why)
+
+    def _links(self) -> str:
+        rates = ", ".join(f"{8e-6 * rate:.0f}" for rate in self._exchange.rates())
+        return f"links of {rates} Mbit/s, {self._exchange.rtt_s * 1e3:.1f} ms there and back"

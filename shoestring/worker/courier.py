@@ -1,0 +1,154 @@
+"""Bring values to the shards and answers back, losing nothing on the way.
+
+What a lossy codec leaves out of a push is kept, part by part, and added to the next one.
+A lossless push carries what was kept as well; then nothing is kept and no memory is used
+for it.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoestring.codec.base import Codec, Payload, Vector, refuse_non_finite
+from shoestring.codec.feedback import Feedback
+from shoestring.codec.registry import make
+from shoestring.errors import NonFiniteError
+from shoestring.server.desk import pack_used
+from shoestring.server.holding import LOSSLESS
+from shoestring.server.partition import Part
+from shoestring.wire import messages as say
+from shoestring.wire.messages import WHOLE_ROUND
+from shoestring.worker.exchange import Answer, Exchange
+
+Read = Callable[[], tuple[Vector, NDArray[np.bool_]]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a round travels."""
+
+    push: str = LOSSLESS
+    reply: str = LOSSLESS
+    reply_cost: float = 32.0  # of several workers' wishes the cheapest is granted
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What goes with every push of a round."""
+
+    seq: int
+    setting: Setting
+    hyper: list[list[float]]
+    weight: float = 1.0
+    bound: int = WHOLE_ROUND
+    save: bool = False
+    plan: str = ""
+
+
+class Courier:
+    """Encodes, sends, receives and decodes the parts of one replica."""
+
+    def __init__(self, exchange: Exchange, parts: Sequence[Part], incarnation: int) -> None:
+        self.exchange = exchange
+        self.parts = tuple(parts)
+        self._incarnation = incarnation
+        self._feedback: list[Feedback | None] = [None] * len(parts)
+        self._codecs: dict[str, Codec] = {}
+        self._skipped: deque[tuple[int, str]] = deque()
+
+    def take_skipped(self) -> list[tuple[int, str]]:
+        """The pushes that were not finite since the last call, as (round, what)."""
+        return [self._skipped.popleft() for _ in range(len(self._skipped))]
+
+    def push(self, part: Part, terms: Terms, read: Read) -> None:
+        """Send one part; `read` gives its values and is called soon, in another thread."""
+        self.exchange.submit(part.index, terms.seq, lambda: self._encode(part, terms, read))
+
+    def collect(self, seq: int, apply: Callable[[Part, Vector, bool], None]) -> str:
+        """Wait for a round; call `apply(part, values, is_full)` for each change of it.
+
+        Returns the plan of the first worker.
+        """
+        plan = ""
+
+        def take(answer: Answer) -> None:
+            nonlocal plan
+            part, message = self.parts[answer.part], answer.message
+            plan = message.plan or plan
+            if isinstance(message, say.Full):
+                apply(part, np.frombuffer(answer.payload, np.float32), True)
+            elif message.codec:
+                values: Vector = np.empty(part.size, np.float32)
+                self._codec(message.codec).decode(answer.payload, part.layout, values)
+                apply(part, values, False)
+
+        self.exchange.collect(seq, take)
+        return plan
+
+    def kept(self) -> dict[str, Vector]:
+        """What has not been sent yet, for a checkpoint."""
+        return {
+            f"kept.{index:05d}": np.array(feedback.kept)
+            for index, feedback in enumerate(self._feedback)
+            if feedback is not None
+        }
+
+    def load_kept(self, state: dict[str, Vector]) -> None:
+        for part in self.parts:
+            vector = state.get(f"kept.{part.index:05d}")
+            if vector is not None:
+                feedback = Feedback(make(LOSSLESS), part.layout)
+                feedback.load({"kept": vector})
+                self._feedback[part.index] = feedback
+
+    def _encode(self, part: Part, terms: Terms, read: Read) -> tuple[say.Push, memoryview]:
+        values, used = read()
+        codec = self._codec(terms.setting.push)
+        is_finite = True
+        try:
+            payload = self._encode_values(part, codec, values)
+        except NonFiniteError as error:
+            is_finite = False
+            payload = np.empty(0, np.uint8)
+            self._skipped.append((terms.seq, f"part {part.index}: {error.message}"))
+        push = say.Push(
+            part.index,
+            self._incarnation,
+            terms.seq,
+            self.exchange.have(part.index),
+            terms.weight,
+            codec.spec,
+            terms.setting.reply,
+            terms.setting.reply_cost,
+            terms.hyper,
+            pack_used(used),
+            terms.bound,
+            not is_finite,
+            terms.save,
+            terms.plan,
+        )
+        return push, payload.data
+
+    def _encode_values(self, part: Part, codec: Codec, values: Vector) -> Payload:
+        feedback = self._feedback[part.index]
+        if codec.name == LOSSLESS:
+            if feedback is not None:
+                values += feedback.kept
+            if not math.isfinite(float(values.sum())):  # cheap; a sum may overflow, so look closer
+                refuse_non_finite(values, part.layout)
+            self._feedback[part.index] = None
+            return values.view(np.uint8)
+        if feedback is None:
+            feedback = self._feedback[part.index] = Feedback(codec, part.layout)
+        feedback.codec = codec
+        return feedback.encode(values)
+
+    def _codec(self, text: str) -> Codec:
+        codec = self._codecs.get(text)
+        if codec is None:
+            codec = self._codecs[text] = make(text)
+        return codec

@@ -1,0 +1,93 @@
+"""Which samples are this worker's, and where a resumed run goes on.
+
+`batches` gives a `DataLoader` its batch sampler: every epoch is one order of all samples,
+drawn from the seed and the epoch; each global batch is the next `workers * batch_size` of
+it, and a worker takes its own run of them. So one epoch sees every sample at most once,
+whatever the number of workers.
+
+A run that is resumed goes on behind the last batch it trained on. Use `epochs(n)` for the
+outer loop: it starts at the epoch that was not finished.
+"""
+
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass
+
+import torch
+
+from shoestring.errors import UsageError
+from shoestring.worker import session
+from shoestring.worker.randomness import restore_random
+
+
+@dataclass
+class Position:
+    """Where training is: epochs finished, and batches trained on since."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+class Batches(torch.utils.data.Sampler[list[int]]):
+    """This worker's batches of indices, epoch by epoch. Make one with `batches`."""
+
+    def __init__(
+        self, here: session.Session, samples: int, batch_size: int, *, shuffle: bool, seed: int
+    ) -> None:
+        self._here = here
+        self._samples = samples
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._seed = seed
+        if batch_size < 1 or len(self) == 0:
+            raise UsageError(
+                f"{samples} samples make no batch of {batch_size} for each of {here.run.workers} workers",
+                hint="give a smaller batch size or fewer workers",
+            )
+        here.position_source = self
+        self.position = Position(*here.resumed_position)
+        self._skip = self.position.batch
+        self._forwards = here.forwards
+
+    def __len__(self) -> int:
+        return self._samples // (self._batch_size * self._here.run.workers)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        run, size = self._here.run, self._batch_size
+        order = self._order(self.position.epoch)
+        first, self._skip = self._skip, 0
+        if first:
+            restore_random(self._here)
+        self._forwards = self._here.forwards - first
+        for number in range(first, len(self)):
+            start = (number * run.workers + run.worker) * size
+            yield order[start : start + size]
+        self._forwards = self._here.forwards
+        self.position = Position(self.position.epoch + 1)
+
+    def where(self) -> Position:
+        """How far training has come, batches that were only fetched ahead not counted."""
+        done = self._here.forwards - self._forwards
+        if done >= len(self):
+            return Position(self.position.epoch + 1)
+        return Position(self.position.epoch, done)
+
+    def _order(self, epoch: int) -> list[int]:
+        if not self._shuffle:
+            return list(range(self._samples))
+        source = torch.Generator().manual_seed(1_000_003 * self._seed + epoch)
+        order: list[int] = torch.randperm(self._samples, generator=source).tolist()
+        return order
+
+
+def batches(dataset: Sized, batch_size: int, *, shuffle: bool = True, seed: int = 0) -> Batches:
+    """Return this worker's batch sampler: `DataLoader(data, batch_sampler=shoestring.batches(data, 64))`."""
+    return Batches(session.current(), len(dataset), batch_size, shuffle=shuffle, seed=seed)
+
+
+def epochs(count: int) -> Iterator[int]:
+    """Count the epochs of a run, from the first that is not finished."""
+    here = session.current()
+    first = here.resumed_position[0]
+    if first or here.resumed_position[1]:
+        restore_random(here)
+    yield from range(first, count)

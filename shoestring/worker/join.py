@@ -1,0 +1,120 @@
+"""Enter a run: agree with every shard on the model and on the first round, then get the parameters."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import zmq
+
+from shoestring.config import Run
+from shoestring.errors import JoinError, LinkError, StaleWorkerError
+from shoestring.server.partition import Part, Table
+from shoestring.wire import frames
+from shoestring.wire import messages as say
+from shoestring.wire.messages import Message
+from shoestring.worker.replica import Replica
+
+T = TypeVar("T", bound=Message)
+
+_PATIENCE_S = 5.0  # before saying what is being waited for
+
+
+@dataclass
+class Entry:
+    """Where a worker comes in."""
+
+    first_round: int
+    versions: list[int]
+
+
+class Door:
+    """The first talk with the shards, before the exchange begins. One thread, no overlap."""
+
+    def __init__(
+        self,
+        run: Run,
+        incarnation: int,
+        sockets: list[tuple[str, "zmq.Socket[bytes]"]],
+        notice: Callable[[str], None],
+    ) -> None:
+        self._run = run
+        self._incarnation = incarnation
+        self._sockets = sockets
+        self._notice = notice
+
+    def enter(self, table: Table, replica: Replica, homes: tuple[int, ...]) -> Entry:
+        """Join all shards; afterwards the replica holds what the shards hold."""
+        welcomes = self._greet(msgspec.msgpack.encode(table))
+        first = max(welcome.round for welcome in welcomes) + 1
+        while True:
+            answers = [self._expect(shard, say.Entered) for shard in self._tell_all(say.Enter(first))]
+            if all(answer.agreed for answer, _ in answers):
+                break
+            first = max(answer.round for answer, _ in answers)
+        versions = [0] * len(replica.parts)
+        pulled: list[list[Part]] = [[] for _ in self._sockets]
+        for part in replica.parts:
+            shard = homes[part.index]
+            if welcomes[shard].empty and self._run.worker == 0:
+                self._send(shard, say.Init(part.index), replica.read(part).view(np.uint8).data)
+            else:
+                self._send(shard, say.Pull(part.index, first - 1))
+                pulled[shard].append(part)
+        for shard, parts in enumerate(pulled):
+            for _ in parts:
+                full, payload = self._expect(shard, say.Full)
+                replica.write(replica.parts[full.part], np.frombuffer(payload, np.float32).copy())
+                versions[full.part] = full.version
+        return Entry(first, versions)
+
+    def _greet(self, table: bytes) -> list[say.Welcome]:
+        run = self._run
+        for shard in range(len(self._sockets)):
+            hello = say.Hello(
+                say.PROTOCOL, run.name, run.worker, run.workers, self._incarnation, shard, len(self._sockets)
+            )
+            self._send(shard, hello, table)
+        return [self._expect(shard, say.Welcome)[0] for shard in range(len(self._sockets))]
+
+    def _tell_all(self, message: Message) -> range:
+        for shard in range(len(self._sockets)):
+            self._send(shard, message)
+        return range(len(self._sockets))
+
+    def _send(self, shard: int, message: Message, payload: frames.Buffer = b"") -> None:
+        self._wait(shard, zmq.POLLOUT)  # it cannot be written to before the shard has let it in
+        self._sockets[shard][1].send_multipart(frames.encode(message, payload), copy=False)
+
+    def _expect(self, shard: int, kind: type[T]) -> tuple[T, memoryview]:
+        """Wait for one message of a kind from one shard."""
+        self._wait(shard, zmq.POLLIN)
+        received = self._sockets[shard][1].recv_multipart(copy=False)
+        message, payload = frames.decode([frame.buffer for frame in received])
+        if isinstance(message, say.Refusal):
+            error = StaleWorkerError if message.stale else JoinError
+            raise error(f"shard {shard} refused: {message.message}", hint=message.hint)
+        if not isinstance(message, kind):
+            raise JoinError(
+                f"shard {shard} answered `{type(message).__name__}` where `{kind.__name__}` was expected",
+                hint="install the same version of shoestring on all hosts",
+            )
+        return message, payload
+
+    def _wait(self, shard: int, event: int) -> None:
+        """Wait until a shard's socket can be read or written; say so if it takes long."""
+        address, socket = self._sockets[shard]
+        began, has_noticed = time.monotonic(), False
+        while not socket.poll(1000, event):
+            waited = time.monotonic() - began
+            if waited > _PATIENCE_S and not has_noticed:
+                has_noticed = True
+                self._notice(f"waiting for shard {shard} at {address}, up to {self._run.timeout_s:g} s")
+            if waited > self._run.timeout_s:
+                raise LinkError(
+                    f"shard {shard} at `{address}` did not answer for {self._run.timeout_s:g} s",
+                    hint="check that it runs (`shoestring serve`), that the address is right, that no "
+                    "firewall is between, and, with keys, that this worker's public key is on its allow-list",
+                )

@@ -1,0 +1,77 @@
+"""The optimizer a script gets from `wrap`: steps become rounds with the shards.
+
+It is a torch optimizer over the same parameter groups, so schedulers and `zero_grad` work
+on it as on the one it replaces. What a step does depends on the sync policy: see
+`gradients.py` (the update on the shards) and `differences.py` (local steps).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shoestring.errors import UsageError
+from shoestring.worker.differences import DifferenceRounds
+from shoestring.worker.gradients import GradientRounds
+from shoestring.worker.keeper import Keeper
+from shoestring.worker.reporter import Reporter
+
+
+class SharedOptimizer(torch.optim.Optimizer):
+    """Takes the place of the optimizer given to `wrap`."""
+
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        driver: GradientRounds | DifferenceRounds,
+        keeper: Keeper,
+        reporter: Reporter,
+    ) -> None:
+        self._is_made = False
+        super().__init__(inner.param_groups, inner.defaults)
+        self.inner = inner
+        self.driver = driver
+        self._keeper = keeper
+        self._reporter = reporter
+        self._samples = 0
+        self._is_made = True
+
+    @property
+    def steps(self) -> int:
+        """How many steps this run has taken, those before a resume included."""
+        return self.driver.steps
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Exchange, and bring the parameters up to date, as the sync policy says."""
+        self._keeper.step_begins()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self.driver.step():
+            self._keeper.round_ended(self.driver.rounds, self.driver.steps)
+        self._reporter.step_done(self.driver.steps, self._samples)
+        self._samples = 0
+        return loss
+
+    def report(
+        self, *, loss: float | None = None, samples: int | None = None, total: int | None = None
+    ) -> None:
+        """Tell the run's progress display this step's loss and samples, and how many steps there will be."""
+        if loss is not None:
+            self._reporter.loss = float(loss)
+        if total is not None:
+            self._reporter.total = total
+        self._samples += samples or 0
+
+    def parameter_hash(self) -> str:
+        """A hash of the trained parameters: equal on workers that hold the same bits."""
+        return self.driver.replica.digest()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self._is_made:
+            raise UsageError(
+                "parameters cannot be added after `wrap`",
+                hint="build the optimizer with all groups, then wrap it",
+            )
+        super().add_param_group(param_group)

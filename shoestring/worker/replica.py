@@ -1,0 +1,135 @@
+"""The model's parameters, seen as the parts that travel.
+
+Values cross between tensors, wherever they lie, and flat float32 vectors of a part. Only
+trainable parameters take part; frozen ones are left alone. Weights that are shared by
+several modules are one parameter.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from shoestring.codec.base import Vector
+from shoestring.errors import UsageError
+from shoestring.server import partition
+from shoestring.server.partition import Part
+
+
+class Replica:
+    """One worker's copy of the parameters that a run trains."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        groups = {
+            parameter: index
+            for index, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+        }
+        named = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.parameters = [parameter for parameter in named if parameter in groups]
+        self.tensors = tuple(
+            partition.Tensor(named[parameter], tuple(parameter.shape), groups[parameter])
+            for parameter in self.parameters
+        )
+        _check(self.parameters, named, groups)
+        self.parts = partition.cut([tensor.shape for tensor in self.tensors])
+        self.parts_of_parameter: list[list[int]] = [[] for _ in self.parameters]
+        for part in self.parts:
+            for piece in part.pieces:
+                self.parts_of_parameter[piece.tensor].append(part.index)
+
+    @property
+    def total(self) -> int:
+        """How many values travel."""
+        return sum(part.size for part in self.parts)
+
+    def read(self, part: Part) -> Vector:
+        """Copy the parameters of a part."""
+        return self._gather(part, self.parameters)
+
+    def read_gradient(self, part: Part) -> tuple[Vector, NDArray[np.bool_]]:
+        """Copy the gradient of a part, zero where there is none, and say which pieces have one."""
+        gradients = [self.parameters[piece.tensor].grad for piece in part.pieces]
+        used = np.array([gradient is not None for gradient in gradients])
+        flat: Vector = np.empty(part.size, np.float32)
+        for (start, stop), piece, gradient in zip(_places(part), part.pieces, gradients, strict=True):
+            if gradient is None:
+                flat[start:stop] = 0
+            else:
+                dense = gradient.to_dense() if gradient.is_sparse else gradient
+                torch.from_numpy(flat[start:stop]).copy_(_flat(dense)[piece.start : piece.stop])
+        return flat, used
+
+    def write(self, part: Part, values: Vector) -> None:
+        """Set the parameters of a part."""
+        with torch.no_grad():
+            for own, new in self._pairs(part, values):
+                own.copy_(new)
+
+    def add(self, part: Part, update: Vector) -> None:
+        """Add to the parameters of a part: one float32 addition a value, the same bits everywhere."""
+        with torch.no_grad():
+            for own, new in self._pairs(part, update):
+                own.add_(new)
+
+    def digest(self) -> str:
+        """A hash of all trained parameters, equal on replicas that hold the same bits."""
+        digest = hashlib.sha256()
+        for parameter in self.parameters:
+            digest.update(_flat(parameter).cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def _gather(self, part: Part, tensors: Sequence[Tensor]) -> Vector:
+        flat: Vector = np.empty(part.size, np.float32)
+        for (start, stop), piece in zip(_places(part), part.pieces, strict=True):
+            torch.from_numpy(flat[start:stop]).copy_(_flat(tensors[piece.tensor])[piece.start : piece.stop])
+        return flat
+
+    def _pairs(self, part: Part, values: Vector) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each piece of a part as a writable view of its parameter, with its values beside it."""
+        for (start, stop), piece in zip(_places(part), part.pieces, strict=True):
+            parameter = self.parameters[piece.tensor].detach()
+            new = torch.from_numpy(values[start:stop]).to(parameter.device)
+            if parameter.is_contiguous():
+                yield parameter.view(-1)[piece.start : piece.stop], new
+            else:  # e.g. channels last: change a copy in the order of the shape, then write it back
+                copy = parameter.reshape(-1)
+                yield copy[piece.start : piece.stop], new
+                parameter.copy_(copy.view(parameter.shape))
+
+
+def _places(part: Part) -> list[tuple[int, int]]:
+    offsets = part.layout.offsets
+    return list(itertools.pairwise(offsets))
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The values in the order of the shape; a view where memory has that order."""
+    return tensor.detach().reshape(-1)
+
+
+def _check(parameters: list[nn.Parameter], named: dict[nn.Parameter, str], groups: dict[Tensor, int]) -> None:
+    for parameter in groups:
+        if parameter.requires_grad and parameter not in named:
+            raise UsageError(
+                f"the optimizer holds a parameter of shape {tuple(parameter.shape)} that the model lacks",
+                hint="give `wrap` the model whose parameters the optimizer was made with",
+            )
+    for parameter, name in named.items():
+        if parameter not in groups:
+            raise UsageError(
+                f"the optimizer does not hold parameter `{name}`",
+                hint="make the optimizer with `model.parameters()`, or freeze it: `requires_grad_(False)`",
+            )
+    for parameter in parameters:
+        if parameter.dtype != torch.float32:
+            raise UsageError(
+                f"parameter `{named[parameter]}` is {parameter.dtype}, expected torch.float32",
+                hint="keep the parameters in float32 and use `torch.autocast` for lower precision",
+            )
+    if not parameters:
+        raise UsageError("the model has no trainable parameters", hint="check `requires_grad`")

@@ -1,0 +1,63 @@
+"""What a worker writes into the event log while it trains."""
+
+import time
+
+from shoestring.worker.courier import Courier
+from shoestring.worker.exchange import Exchange
+from shoestring.worker.pilot import Pilot
+from shoestring.worker.session import Session
+
+_EVERY_S = 0.5
+
+
+class Reporter:
+    """Sums up rounds and writes a `step` event about twice a second."""
+
+    def __init__(self, here: Session, exchange: Exchange, courier: Courier, pilot: Pilot) -> None:
+        self.loss: float | None = None
+        self.total: int | None = None
+        self._here = here
+        self._exchange = exchange
+        self._courier = courier
+        self._pilot = pilot
+        self._samples = 0
+        self._steps = 0
+        self._written_at = time.monotonic()
+        self._before = (0, 0, 0, 0)
+        here.log.write("join", worker=here.run.worker, workers=here.run.workers)
+
+    def step_done(self, steps: int, samples: int) -> None:
+        """Count a step; write an event if it is time for one."""
+        self._samples += samples
+        self._steps = steps
+        for seq, what in self._courier.take_skipped():
+            self._here.notice(f"step skipped at round {seq}: {what}")
+            self._here.log.write("skip", worker=self._here.run.worker, step=seq, tensor=what)
+        if time.monotonic() - self._written_at >= _EVERY_S:
+            self._write()
+
+    def close(self) -> None:
+        """Write what has not been written, and that the worker leaves."""
+        if self._steps:
+            self._write()
+        self._here.log.write("leave", worker=self._here.run.worker)
+
+    def _write(self) -> None:
+        now, traffic = time.monotonic(), self._exchange.traffic
+        counts = (traffic.up, traffic.down, traffic.up_float, traffic.down_float)
+        up, down, up_float, down_float = (a - b for a, b in zip(counts, self._before, strict=True))
+        self._here.log.write(
+            "step",
+            worker=self._here.run.worker,
+            step=self._steps,
+            total=self.total,
+            loss=self.loss,
+            samples=self._samples,
+            seconds=now - self._written_at,
+            up_bytes=up,
+            down_bytes=down,
+            up_float_bytes=up_float,
+            down_float_bytes=down_float,
+            codec=self._pilot.codec,
+        )
+        self._before, self._samples, self._written_at = counts, 0, now

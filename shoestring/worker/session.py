@@ -1,0 +1,156 @@
+"""This process's place in a run, from `init` until it ends.
+
+A run of its own has one worker and one shard, the shard in a thread of this process: the
+same code, policies and checkpoints as with many hosts, and no service to start.
+"""
+
+import atexit
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import zmq
+from numpy.typing import NDArray
+
+from shoestring.config import Run
+from shoestring.errors import UsageError
+from shoestring.observe.events import EventLog
+from shoestring.server.archive import Archive, restorer
+from shoestring.server.serve import Service
+from shoestring.server.shard import Shard
+from shoestring.server.snapshot import Snapshot
+from shoestring.wire import frames
+from shoestring.wire.keys import keys_from_folder
+from shoestring.wire.link import Listener, connect
+
+_QUEUED = 4096  # messages; a round is a few for each part
+
+Sockets = list[tuple[str, "zmq.Socket[bytes]"]]
+
+
+class Whereabouts(Protocol):
+    """Knows how far training has come in its data."""
+
+    def where(self) -> Any: ...
+
+
+@dataclass
+class Session:
+    """What `init` found out, and what has to be closed at the end."""
+
+    run: Run
+    incarnation: int
+    log: EventLog
+    closers: list[Callable[[], None]] = field(default_factory=list)
+    forwards: int = 0  # training passes through the model so far
+    position_source: "Whereabouts | None" = None
+    kept: list[Any] = field(default_factory=list)  # what `keep` was given
+    resumed_position: tuple[int, int] = (0, 0)
+    resumed_random: tuple[dict[str, NDArray[Any]], dict[str, Any]] | None = None
+    resumed_kept: list[dict[str, Any]] = field(default_factory=list)
+
+    def position(self) -> tuple[int, int]:
+        """The epoch and the batch in it that training has come to."""
+        if self.position_source is None:
+            return (0, 0)
+        where = self.position_source.where()
+        return (where.epoch, where.batch)
+
+    def explain(self, codec: str, why: str) -> None:
+        """Note why a codec was chosen."""
+        self.log.write("codec", worker=self.run.worker, spec=codec, why=why)
+
+    def connect(self) -> Sockets:
+        """Open a socket to every shard; for a run of its own, start its shard first."""
+        context: zmq.SyncContext = zmq.Context.instance()
+        addresses = self.run.shards or (self._start_shard(context),)
+        keys = None
+        if self.run.keys is not None and not self.run.is_alone:
+            keys = keys_from_folder(self.run.keys, "worker", f"worker-{self.run.worker}")
+        identity = f"{self.run.worker}.{self.incarnation}".encode()
+        limit = frames.PAYLOAD_LIMIT
+        return [
+            (
+                address,
+                connect(
+                    context,
+                    address,
+                    keys=keys,
+                    identity=identity,
+                    max_message_bytes=limit,
+                    max_queued=_QUEUED,
+                ),
+            )
+            for address in addresses
+        ]
+
+    def close(self) -> None:
+        """Close what was opened, the last first. May be called again."""
+        while self.closers:
+            with contextlib.suppress(Exception):
+                self.closers.pop()()
+        self.log.close()
+
+    def notice(self, text: str) -> None:
+        """Tell the user something, on stderr and in the event log."""
+        self.log.write("warn", text=text)
+        print(f"shoestring: worker {self.run.worker}: {text}", file=sys.stderr, flush=True)
+
+    def _start_shard(self, context: zmq.SyncContext) -> str:
+        address = f"inproc://shoestring-{id(self)}-{self.incarnation}"
+        listener = Listener(
+            context, address, keys=None, max_message_bytes=frames.PAYLOAD_LIMIT, max_queued=_QUEUED
+        )
+        shard = Shard(0, 1, self.run.name)
+        if self.run.resume is not None:
+            shard.restore = restorer(Snapshot(self.run.resume))
+        archive = Archive(self.run.checkpoint, 0) if self.run.checkpoint is not None else None
+        service = Service(shard, listener.socket, archive=archive)
+        thread = threading.Thread(target=service.run, name="shard", daemon=True)
+        thread.start()
+
+        def stop() -> None:
+            service.stop()
+            thread.join(10.0)
+            listener.close()
+
+        self.closers.append(stop)
+        return listener.address
+
+
+_session: Session | None = None
+
+
+def begin(run: Run) -> Session:
+    """Make this process a worker of a run; a second call replaces the first."""
+    global _session
+    end()
+    # A process that takes a worker's place has a higher number than the one before.
+    incarnation = time.time_ns() // 1_000_000
+    log = EventLog(run.folder, f"worker-{run.worker}")
+    _session = Session(run, incarnation, log)
+    return _session
+
+
+def current() -> Session:
+    """The session of this process."""
+    if _session is None:
+        raise UsageError(
+            "this process is in no run yet", hint="call `shoestring.init()` before `shoestring.wrap`"
+        )
+    return _session
+
+
+def end() -> None:
+    """Leave the run, if there is one."""
+    global _session
+    if _session is not None:
+        _session.close()
+        _session = None
+
+
+atexit.register(end)

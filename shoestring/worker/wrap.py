@@ -1,0 +1,164 @@
+"""`wrap`: join the run with a model and its optimizer."""
+
+import time
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from shoestring.codec.registry import make
+from shoestring.errors import UsageError
+from shoestring.server.partition import Table, assign
+from shoestring.server.rules import Rule
+from shoestring.server.snapshot import Snapshot
+from shoestring.worker import session
+from shoestring.worker.auto import AUTO, Auto
+from shoestring.worker.courier import Courier
+from shoestring.worker.differences import DifferenceRounds
+from shoestring.worker.exchange import Exchange
+from shoestring.worker.gradients import GradientRounds
+from shoestring.worker.join import Door
+from shoestring.worker.keeper import Keeper
+from shoestring.worker.optimizer import SharedOptimizer
+from shoestring.worker.optimizers import hyper_of, rule_of
+from shoestring.worker.pilot import Pilot
+from shoestring.worker.policy import EveryStep, LocalSteps, Policy, make_policy
+from shoestring.worker.replica import Replica
+from shoestring.worker.reporter import Reporter
+from shoestring.worker.session import Session
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def wrap(
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    *,
+    codec: str | None = None,
+    policy: str | Policy | None = None,
+    clip_norm: float = 0.0,
+    overlap: bool = True,
+) -> tuple[Model, SharedOptimizer]:
+    """Train this model together with the other workers of the run.
+
+    Returns the same model, with a `no_sync()` context for gradient accumulation, and an
+    optimizer to use in place of the one given. All workers start from the first
+    worker's parameters. `codec` and `policy` take the place of the run's settings.
+    `clip_norm` clips the mean gradient by its norm over all parameters. `overlap=False`
+    sends gradients at `step()` instead of during backward, for code that changes them
+    in between.
+    """
+    return join(
+        session.current(),
+        model,
+        optimizer,
+        codec=codec,
+        policy=policy,
+        clip_norm=clip_norm,
+        overlap=overlap,
+    )
+
+
+def join(
+    here: Session,
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    *,
+    codec: str | None,
+    policy: str | Policy | None,
+    clip_norm: float = 0.0,
+    overlap: bool = True,
+) -> tuple[Model, SharedOptimizer]:
+    """Do what `wrap` says, for a session that is given."""
+    policy = make_policy(policy or here.run.policy or EveryStep(delay=None))
+    codec = codec or here.run.codec or AUTO
+    _check(optimizer, codec, policy, clip_norm)
+    replica = Replica(model, optimizer)
+    table = Table(replica.tensors, _rule(optimizer, policy), len(optimizer.param_groups), clip_norm)
+    sockets = here.connect()
+    homes = assign(replica.parts, len(sockets))
+    entry = Door(here.run, here.incarnation, sockets, here.notice).enter(table, replica, homes)
+    sizes = tuple(part.size for part in replica.parts)
+    exchange = Exchange(sockets, homes, sizes, clip_norm=clip_norm, timeout_s=here.run.timeout_s)
+    here.closers.append(exchange.close)
+    courier = Courier(exchange, replica.parts, here.incarnation)
+    keeper = Keeper(
+        here,
+        model,
+        optimizer,
+        courier,
+        table,
+        shards=len(set(homes)),
+        is_local=isinstance(policy, LocalSteps),
+    )
+    if here.run.resume is not None:
+        keeper.load(Snapshot(here.run.resume))
+    delay = policy.delay if isinstance(policy, EveryStep) else 0
+    auto = Auto(exchange, _loads(homes, sizes, len(sockets)), free_delay=delay is None, explain=here.explain)
+    pilot = Pilot(
+        auto if codec == AUTO else codec,
+        is_first=here.run.worker == 0,
+        warmup=policy.warmup,
+        delay=delay or 0,
+        save_every=here.run.every if here.run.checkpoint is not None else 0,
+    )
+    driver: GradientRounds | DifferenceRounds
+    if isinstance(policy, LocalSteps):
+        driver = DifferenceRounds(
+            replica, courier, policy, pilot, inner=optimizer, first_round=entry.first_round
+        )
+    else:
+        driver = GradientRounds(
+            replica,
+            courier,
+            policy,
+            pilot,
+            hyper=lambda: hyper_of(table.rule, optimizer.param_groups),
+            first_round=entry.first_round,
+            overlap=overlap,
+        )
+    exchange.start(entry.versions)
+    here.closers.append(keeper.close)
+    if codec == AUTO:
+        auto.start(time.monotonic())
+    reporter = Reporter(here, exchange, courier, pilot)
+    here.closers.append(reporter.close)
+    _count_passes(here, model)
+    model.no_sync = driver.no_sync  # type: ignore[assignment]
+    return model, SharedOptimizer(optimizer, driver, keeper, reporter)
+
+
+def _check(optimizer: torch.optim.Optimizer, codec: str, policy: Policy, clip_norm: float) -> None:
+    if isinstance(optimizer, SharedOptimizer):
+        raise UsageError("this optimizer is wrapped already", hint="call `wrap` once for each model")
+    if clip_norm < 0 or (clip_norm and not isinstance(policy, EveryStep)):
+        raise UsageError(
+            f"clip_norm={clip_norm} with {policy}",
+            hint="give a positive norm with `EveryStep`; with other policies clip on the worker",
+        )
+    if codec != AUTO:
+        make(codec)
+
+
+def _rule(optimizer: torch.optim.Optimizer, policy: Policy) -> Rule:
+    if not isinstance(policy, LocalSteps):
+        return rule_of(optimizer)
+    return Rule("outer_nesterov") if policy.outer == "nesterov" else Rule("average")
+
+
+def _loads(homes: tuple[int, ...], sizes: tuple[int, ...], shards: int) -> list[int]:
+    """How many values each shard holds."""
+    loads = [0] * shards
+    for home, size in zip(homes, sizes, strict=True):
+        loads[home] += size
+    return loads
+
+
+def _count_passes(here: Session, model: nn.Module) -> None:
+    """Count training passes, by which a resumed run finds its place in the data."""
+
+    def count(module: nn.Module, _: object) -> None:
+        if module.training and torch.is_grad_enabled():
+            here.forwards += 1
+
+    model.register_forward_pre_hook(count)
