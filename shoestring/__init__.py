@@ -12,16 +12,45 @@ if TYPE_CHECKING:
     from shoestring.codec.feedback import Feedback
     from shoestring.codec.registry import make as make_codec
     from shoestring.errors import ShoestringError
+    from shoestring.launch.start import init
+    from shoestring.worker.data import batches, epochs
+    from shoestring.worker.keeper import keep
+    from shoestring.worker.policy import Async, Bounded, EveryStep, LocalSteps
+    from shoestring.worker.wrap import wrap
 
 __version__ = "0.1.0"
 
-__all__ = ["Feedback", "Layout", "ShoestringError", "__version__", "make_codec"]
+__all__ = [
+    "Async",
+    "Bounded",
+    "EveryStep",
+    "Feedback",
+    "Layout",
+    "LocalSteps",
+    "ShoestringError",
+    "__version__",
+    "batches",
+    "epochs",
+    "init",
+    "keep",
+    "make_codec",
+    "wrap",
+]
 
 _HOMES = {
+    "Async": ("shoestring.worker.policy", "Async"),
+    "Bounded": ("shoestring.worker.policy", "Bounded"),
+    "EveryStep": ("shoestring.worker.policy", "EveryStep"),
     "Feedback": ("shoestring.codec.feedback", "Feedback"),
     "Layout": ("shoestring.codec.base", "Layout"),
+    "LocalSteps": ("shoestring.worker.policy", "LocalSteps"),
     "ShoestringError": ("shoestring.errors", "ShoestringError"),
+    "batches": ("shoestring.worker.data", "batches"),
+    "epochs": ("shoestring.worker.data", "epochs"),
+    "init": ("shoestring.launch.start", "init"),
+    "keep": ("shoestring.worker.keeper", "keep"),
     "make_codec": ("shoestring.codec.registry", "make"),
+    "wrap": ("shoestring.worker.wrap", "wrap"),
 }
 
 

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 COMMANDS = {
     "bench": "shoestring.cli.bench:app",
     "codecs": "shoestring.cli.codecs:codecs",
+    "demo": "shoestring.cli.demo:demo",
     "env": "shoestring.cli.env:env",
     "export": "shoestring.cli.export:export",
     "keys": "shoestring.cli.keys:app",

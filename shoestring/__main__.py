@@ -1,0 +1,5 @@
+"""`python -m shoestring`: the command line of this very interpreter, as launchers start it."""
+
+from shoestring.cli import main
+
+main()

@@ -1,0 +1,154 @@
+"""`shoestring run`: train with several workers on this machine."""
+
+import json
+import os
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoestring.cli.lazy import settings
+from shoestring.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoestring.launch.local import Outcome
+
+_EPILOG = """\
+[bold]Examples[/bold]
+  shoestring run --workers 2 train.py --epochs 3
+  shoestring run --workers 4 --shards 2 --codec dct --policy local:16 -m my.training
+  shoestring run --workers 2 --checkpoint checkpoints --every 200 train.py
+"""
+
+SUMMARY = "summary.json"
+
+
+# Options end where the script begins: what follows is the script's own.
+@settings(epilog=_EPILOG, context_settings={"allow_interspersed_args": False})
+def run(
+    script: Annotated[str, typer.Argument(help="The training script, or with -m a module.")],
+    args: Annotated[list[str] | None, typer.Argument(help="What the script is given.")] = None,
+    workers: Annotated[int, typer.Option(min=1, max=1024, help="How many processes train.")] = 2,
+    shards: Annotated[int, typer.Option(min=1, max=256, help="How many hold the parameters.")] = 1,
+    codec: Annotated[
+        str, typer.Option(envvar="SHOESTRING_CODEC", help="How gradients travel: see `shoestring codecs`.")
+    ] = "",
+    policy: Annotated[
+        str,
+        typer.Option(
+            envvar="SHOESTRING_POLICY", help="When workers exchange: every, local:16, bounded:4, async."
+        ),
+    ] = "",
+    checkpoint: Annotated[
+        Path | None, typer.Option(envvar="SHOESTRING_CHECKPOINT", help="Folder of the run's checkpoints.")
+    ] = None,
+    every: Annotated[
+        int, typer.Option(envvar="SHOESTRING_EVERY", min=0, help="Rounds between checkpoints.")
+    ] = 0,
+    resume: Annotated[
+        str,
+        typer.Option(
+            envvar="SHOESTRING_RESUME",
+            metavar="auto|DIR|no",
+            help="Go on from the newest checkpoint, a given one, or none.",
+        ),
+    ] = "auto",
+    folder: Annotated[
+        Path | None, typer.Option(help="Where event logs go. Default: shoestring-runs/NAME.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="The run's name. Default: the script's, and the time.")] = "",
+    threads: Annotated[
+        int | None, typer.Option("--threads-per-worker", min=1, help="Default: they share the cores.")
+    ] = None,
+    as_module: Annotated[bool, typer.Option("-m", "--module", help="The script is a module's name.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON summary as the last line.")] = False,
+) -> None:
+    """Run a training script as several workers on this machine.
+
+    Each worker is the script in a process of its own, which calls `shoestring.init()`. What they
+    print is passed on. When one fails the others are stopped, and its exit code is that of the run.
+    """
+    from shoestring.config import Run
+    from shoestring.launch.local import run_local
+    from shoestring.launch.resume import choose
+
+    _check(script, as_module, codec, policy, checkpoint, every)
+    run_name = name or f"{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    folder = (folder or Path("shoestring-runs") / run_name).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the folder `{folder}` cannot be made: {error.strerror}", hint="give another with `--folder`"
+        ) from None
+    this = Run(
+        name=run_name,
+        workers=workers,
+        folder=folder,
+        checkpoint=checkpoint.absolute() if checkpoint is not None else None,
+        every=every,
+        resume=choose(resume, checkpoint, _say),
+        codec=codec,
+        policy=policy,
+    )
+    command = [*(["-m"] if as_module else []), script, *(args or [])]
+    outcome = run_local(command, this, shards=shards, threads=threads)
+    _report(outcome, this.workers, shards, folder, as_json)
+    if outcome.failure is not None:
+        raise typer.Exit(outcome.failure.code)
+
+
+def _check(
+    script: str, as_module: bool, codec: str, policy: str, checkpoint: Path | None, every: int
+) -> None:
+    """Refuse what cannot work before any process is started."""
+    from shoestring.codec import registry
+    from shoestring.worker.policy import make_policy
+
+    if not as_module and not os.path.exists(script):
+        raise UsageError(
+            f"there is no script `{script}`",
+            hint="give the path of a Python file, or `-m` and the name of a module",
+        )
+    if codec and codec != "auto":
+        registry.make(codec)
+    if policy:
+        make_policy(policy)
+    if every and checkpoint is None:
+        raise UsageError(
+            f"`--every {every}` is given, but no folder for checkpoints", hint="give `--checkpoint DIR` too"
+        )
+
+
+def _report(outcome: "Outcome", workers: int, shards: int, folder: Path, as_json: bool) -> None:
+    from shoestring.cli import complain
+
+    failure = outcome.failure
+    summary: dict[str, Any] = {
+        "workers": workers,
+        "shards": shards,
+        "seconds": round(outcome.seconds, 3),
+        "exit_codes": outcome.exit_codes,
+        "failed": failure.who if failure is not None else None,
+        "folder": str(folder),
+    }
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+    if failure is None:
+        _say(f"{workers} workers finished in {outcome.seconds:.1f} s; event logs are in {folder}")
+    else:
+        said = "".join(f"\n  {line}" for line in failure.last_lines)
+        complain(
+            f"{failure.who} ended with exit code {failure.code}, so the run was stopped"
+            + (f"; its last words:{said}" if said else ", without a word on stderr"),
+            f"the event logs are in `{folder}`",
+        )
+    if as_json:
+        sys.stdout.flush()
+        typer.echo(json.dumps(summary))
+
+
+def _say(text: str) -> None:
+    typer.echo(f"shoestring: {text}", err=True)

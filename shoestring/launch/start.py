@@ -1,0 +1,74 @@
+"""`init`: find out which run this process was started in, and take part in it."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shoestring.config import Run
+from shoestring.errors import UsageError
+from shoestring.launch import lifeline
+from shoestring.launch.resume import AUTO, choose
+from shoestring.worker import session
+
+_GRACE_S = 5.0
+
+
+def init() -> Run:
+    """Take this process's place in its run: its `worker` of `workers`.
+
+    Started by `shoestring run`, torchrun or Slurm, it is one of several workers; started
+    alone, it is a run of its own. A second call changes nothing.
+    """
+    try:
+        return session.current().run
+    except UsageError:
+        pass  # the first call
+    _obey_lifeline()
+    kind = detect(os.environ)
+    if kind == "torchrun":
+        from shoestring.launch import torchrun
+
+        return torchrun.join()
+    if kind == "slurm":
+        from shoestring.launch import slurm
+
+        return slurm.join()
+    run = Run.here()
+    if run.is_alone:
+        run = replace(run, resume=choose(str(run.resume or AUTO), run.checkpoint, _say))
+    return session.begin(run).run
+
+
+def detect(environment: Mapping[str, str]) -> str:
+    """Say who started this process: `shoestring`, `torchrun`, `slurm`, or nobody: `alone`."""
+    if "SHOESTRING_WORKER" in environment:
+        return "shoestring"
+    if all(name in environment for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
+        return "torchrun" if environment["WORLD_SIZE"] != "1" else "alone"
+    if "SLURM_PROCID" in environment and environment.get("SLURM_NTASKS", "1") != "1":
+        return "slurm"
+    return "alone"
+
+
+def _say(text: str) -> None:
+    print(f"shoestring: {text}", file=sys.stderr, flush=True)
+
+
+def _obey_lifeline() -> None:
+    """End this process when its launcher is gone."""
+    # Not for this process's own children: there the number may be another file.
+    number = os.environ.pop(lifeline.VARIABLE, "")
+    if number.isdecimal():
+        lifeline.watch(int(number), _end)
+
+
+def _end() -> None:
+    # A script's own handler of SIGTERM gets a moment.
+    threading.Timer(_GRACE_S, os._exit, (1,)).start()
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpgrp(), signal.SIGTERM)  # its data loaders too
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,31 @@
+"""Load or compile what a shard computes with, before a worker waits for it."""
+
+import numpy as np
+
+from shoestring.codec import registry
+from shoestring.codec.base import Layout
+from shoestring.server import rules
+from shoestring.server.rules import Rule
+
+_RULES = (
+    (Rule("sgd"), (0.1, 0.0, 0.0, 0.0)),
+    (Rule("sgd", momentum=True), (0.1, 0.9, 0.0, 0.0)),
+    (Rule("adam"), (0.1, 0.9, 0.99, 1e-8, 0.0)),
+    (Rule("adam", amsgrad=True), (0.1, 0.9, 0.99, 1e-8, 0.0)),
+)
+
+
+def warm_up(threads: int = 1) -> None:
+    """Run every kernel once: the rules on nothing, the default codec on a few blocks."""
+    nothing = np.empty(0, np.float32)
+    for rule, hyper in _RULES:
+        for change in (rules.apply, rules.update):
+            change(rule, hyper, nothing, nothing, dict.fromkeys(rule.state_names, nothing), 1)
+    rules.sum_squares(nothing)
+    codec = registry.make("dct", threads=threads)
+    layout = Layout.of([(64, 64), (5,)])
+    values = np.random.default_rng(0).standard_normal(layout.total, np.float32)
+    kept = np.empty_like(values)
+    payload = codec.encode(values, layout, kept)
+    codec.decode(payload, layout, values)
+    codec.decode(payload, layout, values, 1.0)

@@ -1,0 +1,92 @@
+"""`shoestring run`: one script, several workers, one result."""
+
+import json
+
+import pytest
+
+from tests.unit.launch.processes import run_command
+
+TRAIN = """
+import sys
+import shoestring, torch
+
+here = shoestring.init()
+torch.manual_seed(here.worker)
+model = torch.nn.Sequential(torch.nn.Linear(40, 900), torch.nn.Linear(900, 40))
+model, optimizer = shoestring.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(3):
+    model(torch.randn(8, 40)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+total = sum(parameter.double().sum() for parameter in model.parameters()).item()
+print(here.worker, here.workers, len(here.shards), total.hex(), *sys.argv[1:])
+"""
+
+
+def test_workers_train_together(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    options = [
+        "--workers",
+        "2",
+        "--shards",
+        "2",
+        "--codec",
+        "float32",
+        "--folder",
+        tmp_path / "run",
+        "--json",
+    ]
+    # What comes after the script is the script's, also where it looks like ours.
+    code, out, err = run_command("run", *options, script, "--workers", "7")
+    assert code == 0, err
+    *lines, summary = out.splitlines()
+    first, second = sorted(line.removeprefix("[worker 1] ").split() for line in lines)
+    assert first[:3] == ["0", "2", "2"]
+    assert second[:3] == ["1", "2", "2"]
+    assert first[3:] == second[3:]  # the same bits, and the same arguments
+    assert first[4:] == ["--workers", "7"]
+    found = json.loads(summary)
+    assert found == json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert found.pop("seconds") > 0
+    assert found == {
+        "workers": 2,
+        "shards": 2,
+        "exit_codes": [0, 0],
+        "failed": None,
+        "folder": str(tmp_path / "run"),
+    }
+    assert f"event logs are in {tmp_path / 'run'}" in err
+
+
+def test_a_module_that_fails_is_named_with_its_last_words(tmp_path):
+    (tmp_path / "broken.py").write_text("import sys; print('the end', file=sys.stderr); sys.exit(3)")
+    options = ["--workers", "1", "--folder", tmp_path / "run"]
+    code, out, err = run_command("run", *options, "-m", "broken", PYTHONPATH=str(tmp_path))
+    assert (code, out) == (3, "")
+    assert err == (
+        "the end\n"
+        "error: worker 0 ended with exit code 3, so the run was stopped; its last words:\n"
+        "  the end\n"
+        "\n"
+        f"hint: the event logs are in `{tmp_path / 'run'}`\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("missing.py",), "there is no script `missing.py`"),
+        (("--codec", "nothing", __file__), "there is no codec `nothing`"),
+        (("--policy", "nothing", __file__), "no sync policy `nothing`"),
+        (("--every", "10", __file__), "no folder for checkpoints"),
+        (("--workers", "0", __file__), "'--workers'"),
+        ((), "'script'"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, args, message):
+    code, out, err = run_command("run", "--folder", tmp_path / "run", *args)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err.splitlines()[0]
+    assert not (tmp_path / "run").exists()

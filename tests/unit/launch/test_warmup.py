@@ -1,0 +1,11 @@
+"""After the warm-up a shard compiles nothing more."""
+
+from shoestring.launch.warmup import warm_up
+from shoestring.server import kernels
+
+
+def test_every_rule_is_compiled():
+    warm_up()
+    names = ["sgd", "momentum", "adam", "amsgrad"]
+    compiled = [getattr(kernels, f"{kind}_{name}") for kind in ("update", "apply") for name in names]
+    assert all(kernel.signatures for kernel in [*compiled, kernels.sum_squares])
