@@ -22,8 +22,8 @@ fetch = $(PIP) $(INSTALL) hatchling && $(PIP) download --quiet --constraint cons
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
 
-demo: $(READY) ## Measure the codecs on this machine
-	$(BIN)/shoestring bench codec --quick
+demo: $(READY) ## Train over a slow link twice: uncompressed and with auto
+	$(BIN)/shoestring demo --folder demo
 
 test: lint ## Run every check and every test
 	$(BIN)/pytest

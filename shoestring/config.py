@@ -21,6 +21,7 @@ class Run:
     name: str = "alone"
     worker: int = 0
     workers: int = 1
+    local: int = 0  # which of its host's workers: the device to use, for example
     shards: tuple[str, ...] = ()  # addresses, in order; none: a shard inside this process
     folder: Path | None = None  # where event logs go
     keys: Path | None = None
@@ -42,6 +43,7 @@ class Run:
             "RUN": self.name,
             "WORKER": str(self.worker),
             "WORKERS": str(self.workers),
+            "LOCAL": str(self.local),
             "SHARDS": ",".join(self.shards),
             "FOLDER": str(self.folder or ""),
             "KEYS": str(self.keys or ""),
@@ -70,6 +72,7 @@ class Run:
                 name=text("RUN", "alone"),
                 worker=int(text("WORKER", "0")),
                 workers=int(text("WORKERS", "1")),
+                local=int(text("LOCAL", "0")),
                 shards=tuple(part for part in text("SHARDS").split(",") if part),
                 folder=path("FOLDER"),
                 keys=path("KEYS"),

@@ -109,4 +109,8 @@ def read_model(snapshot: "Snapshot") -> "dict[str, NDArray[Any]]":
     for name in snapshot.names():
         if name.startswith(_BUFFER):
             tensors[name.removeprefix(_BUFFER)] = snapshot.read(name)
+    aliases = snapshot.manifest.facts.get("aliases", {})
+    for name, other in aliases.items() if isinstance(aliases, dict) else ():
+        if other in tensors:  # a weight that several modules share is saved under each name
+            tensors[name] = tensors[other].copy()
     return tensors

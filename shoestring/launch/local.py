@@ -160,7 +160,7 @@ class _Crew:
         threads = self._threads or max(1, cores // run.workers)
         for worker in range(run.workers):
             shards = run.shards if self._reach is None else self._reach(worker, run.shards)
-            self._start_worker(replace(run, worker=worker, shards=shards), threads)
+            self._start_worker(replace(run, worker=worker, local=worker, shards=shards), threads)
 
     def _start_worker(self, run: Run, threads: int) -> None:
         environment = {

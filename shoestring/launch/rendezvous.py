@@ -68,6 +68,7 @@ def meet(place: Place, settings: Run, timeout_s: float = TIMEOUT_S) -> Run:
         name=place.name,
         worker=place.worker,
         workers=place.workers,
+        local=place.local,
         keys=keys.absolute() if place.hosts > 1 and keys is not None else None,
     )
     try:

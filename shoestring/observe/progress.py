@@ -136,8 +136,10 @@ class Board:
                 self._workers[worker] = WorkerState(worker)
                 self._notes.append(f"worker {worker} joined")
             case "leave" if worker is not None:
-                self._state(worker).is_present = False
-                self._notes.append(f"worker {worker} left")
+                state = self._state(worker)
+                if state.is_present:  # the shards say so too
+                    self._notes.append(f"worker {worker} left")
+                state.is_present = False
             case "skip":
                 step, tensor = _text(event, "step"), _text(event, "tensor")
                 self._notes.append(f"{_who(event)} skipped step {step}: NaN or infinity in {tensor}")

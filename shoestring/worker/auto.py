@@ -4,8 +4,9 @@ The rates and round-trip times of the links to the shards are measured with a sm
 when training starts and again from time to time; compute and waiting time with every
 round. From these follows how long a round would take at each level. The first level whose
 exchange takes at most `TOLERATED` of the compute time is taken, else the strongest; so a
-fast network stays uncompressed. Where waiting is still longer than computing, the
-answers to a round are applied one step later (`delay=1`), if the policy leaves that open.
+fast network stays uncompressed. Where the strongest
+level still takes much longer than computing, the answers to a round are applied one step
+later (`delay=1`), if the policy leaves that open: it costs accuracy, so it comes last.
 
 Levels are a worker's own affair: pushes may be coded differently by each, and the answer
 to a round follows the slowest link's wish. The delay is common to all: the first worker
@@ -29,7 +30,10 @@ TOLERATED = 0.15  # of the compute time
 _LONG_S = 0.05  # an uncompressed exchange that takes longer is not tried before compute is known
 _SETTLE = 8  # rounds before a level is judged
 _LOOK_S = 20.0  # seconds between probes
-_EASE = 0.5  # a lower level must look this good against `TOLERATED`, so that levels do not flap
+_WORTH = 1.2  # a level must be this much faster to be worth what it leaves out
+_PART_S, _VALUE_S = 1e-3, 8e-9  # about what coding takes, there and back, for each part and value
+_EASE = 0.5  # a lower level must look this good against `TOLERATED`
+_RETRY = 100  # rounds before a level that was too slow is tried again; doubled each time
 
 
 class Auto:
@@ -39,12 +43,14 @@ class Auto:
         self,
         exchange: Exchange,
         sizes: list[int],
+        parts: int,
         *,
         free_delay: bool,
         explain: Callable[[str, str], None] = lambda codec, why: None,
     ) -> None:
         self._exchange = exchange
         self._bytes = [4 * size for size in sizes]  # float32, to each shard
+        self._parts = parts
         self._free_delay = free_delay
         self._explain = explain
         self._level = 0
@@ -52,13 +58,15 @@ class Auto:
         self._compute_s = 0.0
         self._exposed_s = 0.0
         self._probed_at = -_LOOK_S
+        self._retry_at = 0
+        self._retry = _RETRY
 
     def start(self, now: float) -> None:
         """Probe the links and choose a first level."""
         self._exchange.probe()
         self._probed_at = now
         plain_s = self.predict(0)
-        level = 1 if plain_s > _LONG_S else 0
+        level = 1 if plain_s > max(_LONG_S, self.predict(1)) else 0
         self._set(level, 0, f"{plain_s * 1e3:.0f} ms a round uncompressed; {self._links()}")
 
     def setting(self) -> Setting:
@@ -71,7 +79,8 @@ class Auto:
         transfer_s = sum(
             2 * size / rate / RATIOS[level] for size, rate in zip(self._bytes, rates, strict=True)
         )
-        return transfer_s + self._exchange.rtt_s
+        coding_s = (_PART_S * self._parts + _VALUE_S * sum(self._bytes) / 4) if level else 0.0
+        return transfer_s + coding_s + self._exchange.rtt_s
 
     def measure(self, *, compute_s: float, exposed_s: float, seq: int, now: float) -> None:
         """Take in how long a round computed and how long it waited."""
@@ -87,7 +96,11 @@ class Auto:
         """The delay the first worker wants, `delay` being the one in force."""
         if not self._free_delay or not self._exposed_s:
             return delay
-        if delay == 0 and self._level == len(LEVELS) - 1 and self._exposed_s > self._compute_s:
+        if (
+            delay == 0
+            and self._level == len(LEVELS) - 1
+            and self.predict(self._level) > 1.5 * self._compute_s
+        ):
             return 1
         if delay == 1 and self.predict(self._level) < 0.25 * self._compute_s:
             return 0
@@ -97,20 +110,18 @@ class Auto:
         wanted = self._level
         tolerated_s = TOLERATED * self._compute_s
         if self._exposed_s > tolerated_s and self._level < len(LEVELS) - 1:
-            # Worth it only if it is the bytes that take the time.
-            if self.predict(self._level) > tolerated_s:
-                wanted = next(
-                    (
-                        level
-                        for level in range(self._level + 1, len(LEVELS))
-                        if self.predict(level) <= tolerated_s
-                    ),
-                    len(LEVELS) - 1,
-                )
+            # Worth it only if it is the bytes that take the time, and fewer of them take less.
+            stronger = range(self._level + 1, len(LEVELS))
+            enough = [level for level in stronger if self.predict(level) <= tolerated_s]
+            best = enough[0] if enough else min(stronger, key=self.predict)
+            if self.predict(self._level) > max(tolerated_s, _WORTH * self.predict(best)):
+                wanted = best
         elif now - self._probed_at > _LOOK_S:
             self._exchange.ask_rates()
             self._probed_at = now
-        if wanted == self._level and self._level > 0:
+        if wanted > self._level:
+            self._retry_at, self._retry = seq + self._retry, 2 * self._retry
+        elif self._level > 0 and seq >= self._retry_at:
             easier = self._level - 1
             if self.predict(easier) < _EASE * tolerated_s:
                 wanted = easier

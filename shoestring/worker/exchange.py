@@ -81,6 +81,7 @@ class _Probe:
 
     shard: int
     size: int
+    is_echoed: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass
@@ -91,8 +92,20 @@ class _Line:
     address: str
     socket: "zmq.Socket[bytes]"
     heard_at: float = field(default_factory=time.monotonic)
-    rtt_s: float = math.inf
-    rate: float = math.inf  # bytes a second, each way
+    # Of the last few looks the best counts: other traffic only makes a link look slower.
+    rtts_s: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=3))
+
+    @property
+    def rtt_s(self) -> float:
+        return min(self.rtts_s, default=0.0)
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second, each way. What does not leave the machine is not held up by a link."""
+        if self.address.startswith(("ipc:", "inproc:")):
+            return math.inf
+        return max(self.rates, default=math.inf)
 
 
 class Exchange:
@@ -114,7 +127,7 @@ class Exchange:
         self._clip_norm = clip_norm
         self._timeout_s = timeout_s
         self._orders: deque[_Order | _Probe | Message] = deque()
-        self._echoed = threading.Event()
+        self._probes: dict[float, _Probe] = {}  # under way, by the time they were sent
         self._unsent = 0
         self._changed = threading.Condition()
         self._answers: queue.SimpleQueue[Answer | ShoestringError] = queue.SimpleQueue()
@@ -135,11 +148,11 @@ class Exchange:
     def probe(self) -> None:
         """Measure the links, one after the other; returns when all shards have answered."""
         for line in self._lines:
-            for size in (0, _PROBE_BYTES):
-                self._echoed.clear()
-                self._orders.append(_Probe(line.index, size))
+            for size in (0, 0, _PROBE_BYTES, _PROBE_BYTES):
+                probe = _Probe(line.index, size)
+                self._orders.append(probe)
                 self._waker.wake()
-                while not self._echoed.wait(0.5):
+                while not probe.is_echoed.wait(0.5):
                     self._raise()
 
     def ask_rates(self) -> None:
@@ -280,7 +293,9 @@ class Exchange:
 
     def _carry_out(self, order: _Order | _Probe | Message) -> None:
         if isinstance(order, _Probe):
-            self._send(self._lines[order.shard], frames.encode(say.Beat(time.monotonic()), bytes(order.size)))
+            now = time.monotonic()
+            self._probes[now] = order
+            self._send(self._lines[order.shard], frames.encode(say.Beat(now), bytes(order.size)))
             return
         if isinstance(order, Message):
             for line in self._lines:
@@ -339,10 +354,12 @@ class Exchange:
             case say.Beat():
                 elapsed_s = time.monotonic() - message.at
                 if payload.nbytes:
-                    line.rate = 2 * payload.nbytes / max(elapsed_s - line.rtt_s, 1e-5)
+                    line.rates.append(2 * payload.nbytes / max(elapsed_s - line.rtt_s, 1e-4))
                 else:
-                    line.rtt_s = elapsed_s
-                self._echoed.set()
+                    line.rtts_s.append(elapsed_s)
+                probe = self._probes.pop(message.at, None)
+                if probe is not None:
+                    probe.is_echoed.set()
             case say.Snapped():
                 self._snapped.put((message, bytes(payload)))
                 with self._changed:

@@ -81,8 +81,8 @@ class Keeper:
         if self._here.run.every <= 0 or seq % self._here.run.every or self._root is None:
             return
         tensors, random_facts = random_state()
-        for name, buffer in self._model.named_buffers():
-            tensors[f"buffer.{name}"] = buffer.detach().cpu().numpy().copy()
+        for name, tensor in self._untrained().items():
+            tensors[f"buffer.{name}"] = tensor.detach().cpu().numpy().copy()
         tensors |= self._courier.kept()
         facts: dict[str, Any] = {"random": random_facts, "steps": steps}
         if self._is_local:
@@ -121,7 +121,7 @@ class Keeper:
             return  # a worker that was not there: it starts with fresh random states and nothing kept
         names = [name for name in snapshot.names() if name.startswith(prefix)]
         tensors = {name.removeprefix(prefix): snapshot.read(name) for name in names}
-        buffers = dict(self._model.named_buffers())
+        buffers = self._untrained()
         with torch.no_grad():
             for name, values in tensors.items():
                 if name.startswith("buffer."):
@@ -142,6 +142,20 @@ class Keeper:
         self._here.resumed_position = (int(facts["position"][0]), int(facts["position"][1]))
         self._here.resumed_kept = list(facts["kept"])
         restore_random(self._here)
+
+    def _untrained(self) -> dict[str, torch.Tensor]:
+        """Buffers and frozen parameters, by name."""
+        trained = {tensor.name for tensor in self._table.tensors}
+        frozen = {
+            name: parameter for name, parameter in self._model.named_parameters() if name not in trained
+        }
+        return frozen | dict(self._model.named_buffers())
+
+    def _aliases(self) -> dict[str, str]:
+        """The further names of parameters that several modules share."""
+        names = {parameter: name for name, parameter in self._model.named_parameters()}
+        every = self._model.named_parameters(remove_duplicate=False)
+        return {name: names[parameter] for name, parameter in every if names[parameter] != name}
 
     @property
     def _root(self) -> Path | None:
@@ -189,7 +203,7 @@ class Keeper:
             step=seq,
             workers=run.workers,
             shards=self._shards,
-            facts={"table": table, "steps": self._steps.pop(seq)},
+            facts={"table": table, "aliases": self._aliases(), "steps": self._steps.pop(seq)},
             files=sorted(self._records.pop(seq), key=lambda record: record.name),
         )
         del self._reports[seq]

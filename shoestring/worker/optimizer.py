@@ -12,6 +12,7 @@ import torch
 
 from shoestring.errors import UsageError
 from shoestring.worker.differences import DifferenceRounds
+from shoestring.worker.exchange import Traffic
 from shoestring.worker.gradients import GradientRounds
 from shoestring.worker.keeper import Keeper
 from shoestring.worker.reporter import Reporter
@@ -63,6 +64,16 @@ class SharedOptimizer(torch.optim.Optimizer):
         if total is not None:
             self._reporter.total = total
         self._samples += samples or 0
+
+    @property
+    def values(self) -> int:
+        """How many values are trained."""
+        return self.driver.replica.total
+
+    @property
+    def traffic(self) -> Traffic:
+        """The bytes this worker has sent and received so far."""
+        return self.driver.courier.exchange.traffic
 
     def parameter_hash(self) -> str:
         """A hash of the trained parameters: equal on workers that hold the same bits."""

@@ -52,7 +52,7 @@ class Reporter:
             step=self._steps,
             total=self.total,
             loss=self.loss,
-            samples=self._samples,
+            samples=self._samples or None,
             seconds=now - self._written_at,
             up_bytes=up,
             down_bytes=down,

@@ -94,7 +94,13 @@ def join(
     if here.run.resume is not None:
         keeper.load(Snapshot(here.run.resume))
     delay = policy.delay if isinstance(policy, EveryStep) else 0
-    auto = Auto(exchange, _loads(homes, sizes, len(sockets)), free_delay=delay is None, explain=here.explain)
+    auto = Auto(
+        exchange,
+        _loads(homes, sizes, len(sockets)),
+        len(sizes),
+        free_delay=delay is None,
+        explain=here.explain,
+    )
     pilot = Pilot(
         auto if codec == AUTO else codec,
         is_first=here.run.worker == 0,
