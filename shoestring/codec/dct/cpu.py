@@ -11,13 +11,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Vector
-from shoestring.codec.dct.entropy import decode_chunk, encode_chunk
+from shoestring.codec.dct.entropy import (
+    CHUNK_COLUMNS,
+    END,
+    FIRST,
+    NUMBER,
+    PAIR_WORDS,
+    PAIRS,
+    SPARE_WORDS,
+    TAIL,
+    TILE,
+    choose_tables,
+    decode_chunk,
+    pack_pair,
+    push_chunks,
+    write_chunk,
+)
 from shoestring.codec.dct.format import (
     CHUNK,
     HINT,
-    MAX_LEVEL,
     MAX_NONZERO,
-    MAX_WORDS,
     STATE_WORDS,
     TILE_BLOCKS,
     TILE_CHUNK_LOG2,
@@ -30,19 +43,14 @@ from shoestring.codec.dct.format import (
     Stream,
 )
 from shoestring.codec.dct.jit import Kernel, decode_jit, encode_jit, specialise
+from shoestring.codec.dct.lanes import inverse_8
+from shoestring.codec.dct.lists import FEW, group_room, list_order, lister
 from shoestring.codec.dct.measure import costs, scan
 from shoestring.codec.dct.sampling import lanes_of
-from shoestring.codec.dct.scratch import clean_room, room, run_parts
-from shoestring.codec.dct.steps import ROUNDING, Steps
+from shoestring.codec.dct.scratch import clean_room, owned, room, run_parts
+from shoestring.codec.dct.steps import Steps
 from shoestring.codec.dct.tables import SYMBOLS, TABLES
-from shoestring.codec.dct.transform import (
-    forward_group,
-    inverse_block,
-    inverse_group,
-    quantise,
-    to_value,
-    trailing_zeros,
-)
+from shoestring.codec.dct.transform import inverse_block, inverse_group, to_value
 from shoestring.errors import StreamError
 
 __all__ = ["costs", "decode", "encode", "scan"]
@@ -50,174 +58,85 @@ __all__ = ["costs", "decode", "encode", "scan"]
 _NOTHING = np.empty(0, np.float32)
 # Rows that are a power of two apart would share one cache set.
 PADDING = 17
+# Pairs are pushed when there are so many: few enough to be still in a near cache.
+PAIRS_AT_ONCE = 1 << 15
 
-
-# Stand for a block size, its area, the blocks of a group and kernels for it (`specialise`).
+# Stand for a block size, its area, the blocks of a group, the list of each frequency and
+# kernels for it (`specialise`).
 n = area = width = 0
-transform = inverse = inverse_few = forward = keep_group = add_few = add_many = None
-
-# Groups and tiles with more codes than one in this many values are inverted as a whole.
-FEW = 24
+order = np.zeros(1, np.int64)
+make_lists = inverse = inverse_few = add_blocks = add_few = add_many = None
 
 
-def _keep_group(x, first, lanes, step, few, codes, rows, y, many, values, kept):
-    """Write what the codes of a group leave of `x`."""
-    _, _, magic, mantissa, scale = step
-    if not few:
-        inverse(many)
-        for f in range(area):
-            for b in range(width):
-                values[f, b] = to_value(many[f, b], mantissa, scale)
-    for b in range(lanes):
-        source = x[(first + b) * area : (first + b + 1) * area]
-        target = kept[(first + b) * area : (first + b + 1) * area]
-        for f in range(area):
-            target[f] = (source[f] + magic) - magic
-        if not few:
-            for f in range(area):
-                target[f] -= values[f, b]
-        elif rows[b]:
-            block = codes[b * area : (b + 1) * area]
-            inverse_few(block, rows[b], y)
-            for f in range(area):
-                target[f] -= to_value(y[f], mantissa, scale)
-                block[f] = 0
-            rows[b] = 0
-
-
-def _forward(x, blocks, step, stride, positions, levels, counts, group, keep, kept):
-    """Fill one list of (block, code) a frequency; the rest is the last list."""
-    inverse_step, threshold, magic, mantissa, scale = step
-    s, flat, flags, flag_words, codes, rows, y, many = group
-    for f in range(area + 1):
-        counts[f] = 0
-    before = 0
-    for first in range(0, blocks, width):
-        lanes = min(width, blocks - first)
-        transform(x, first, lanes, magic, s)
-        found = 0
-        few = before * FEW < lanes * area
-        if few:
-            for i in range(area * width):
-                flags[i] = abs(flat[i]) >= threshold
-            for f in range(area):
-                count = counts[f]
-                base = f * stride
-                for w in range(f * width // 8, (f + 1) * width // 8):
-                    bits = flag_words[w]
-                    while bits:
-                        i = w * 8 + np.int64(trailing_zeros(bits) >> np.uint64(3))
-                        bits &= bits - np.uint64(1)
-                        b = i - f * width
-                        if b >= lanes:
-                            break
-                        level = quantise(flat[i], inverse_step)
-                        positions[base + count] = first + b
-                        levels[base + count] = level
-                        count += 1
-                        if keep and n > 1:
-                            codes[b * area + f] = level
-                            rows[b] |= np.uint64(1) << np.uint64(f // n)
-                found += count - counts[f]
-                counts[f] = count
-        else:
-            for f in range(area):
-                for b in range(width):
-                    c = s[f, b]
-                    level = np.int32(min(abs(c) * inverse_step + ROUNDING, np.float32(MAX_LEVEL)))
-                    level = max(level, np.int32(1)) if abs(c) >= threshold else np.int32(0)
-                    many[f, b] = level if c > 0 else -level
-            for f in range(area):
-                count = counts[f]
-                base = f * stride
-                for b in range(lanes):  # without a branch: there is a code at every few places
-                    level = many[f, b]
-                    positions[base + count] = first + b
-                    levels[base + count] = level
-                    count += level != 0
-                found += count - counts[f]
-                counts[f] = count
-        before = found
-        if keep and n > 1:
-            keep_group(x, first, lanes, step, few, codes, rows, y, many, s, kept)
-    if keep and n == 1:
-        for i in range(blocks):
-            kept[i] = (x[i] + magic) - magic
-        for i in range(counts[0]):
-            kept[positions[i]] -= to_value(np.int32(levels[i]) << 18, mantissa, scale)
-    count = 0
-    for i in range(blocks * area, x.size):
-        value = (x[i] + magic) - magic
-        sent = np.float32(0)
-        if abs(value) >= threshold:
-            level = quantise(value, inverse_step)
-            positions[area * stride + count] = i - blocks * area
-            levels[area * stride + count] = level
-            count += 1
-            sent = to_value(level << 18, mantissa, scale)
-        if keep:
-            kept[i] = value - sent
-    counts[area] = count
+@decode_jit
+def _flush(pairs, chunks, words, out, written, word_counts, headers):
+    """Push all chunks that wait and write them; return how many words are written by then."""
+    push_chunks(pairs, chunks, words)
+    for c in range(chunks.shape[0]):
+        count, headers[chunks[c, NUMBER]] = write_chunk(chunks[c], words, out[written:])
+        word_counts[chunks[c, TILE]] += count
+        written += count
+    return written
 
 
 def _encode_tiles(values, tiles, steps, lists, group, coder, out, word_counts, headers, keep, kept):
     """Encode these tiles one after the other; return -1, or the tensor whose chunks are too large."""
     inverse_steps, thresholds, magics, mantissas, scales = steps
-    positions, levels, counts = lists
-    gaps, chunk_levels, scratch, backwards = coder
-    written = 0
+    entries, counts = lists
+    pairs, chunks, words, histograms, costs = coder
+    written = waiting = count = 0
     for k in range(tiles.shape[0]):
         start, blocks, size = tiles[k, TILE_START], tiles[k, TILE_BLOCKS], tiles[k, TILE_SIZE]
         i = tiles[k, TILE_TENSOR]
         step = (inverse_steps[i], thresholds[i], magics[i], mantissas[i], scales[i])
-        x = values[start : start + size]
         stride = blocks + PADDING
         target = kept[start : start + size] if keep else kept
-        forward(x, blocks, step, stride, positions, levels, counts, group, keep, target)
+        make_lists(values[start : start + size], blocks, step, stride, entries, counts, group, keep, target)
 
-        first_word = written
         chunk_size = np.int64(1) << tiles[k, TILE_CHUNK_LOG2]
-        header = tiles[k, TILE_FIRST_CHUNK]
+        number = tiles[k, TILE_FIRST_CHUNK]
         f, at, begin = 0, 0, 0
         while begin < size:
             end = min(begin + chunk_size, size)
-            count, previous = 0, begin - 1
+            first, previous = count, begin - 1
             while f <= area:
-                row = f * stride
+                row = order[f] * stride
+                last = counts[order[f]]
                 offset = f * blocks
-                last = counts[f]
                 while at < last:
-                    position = offset + positions[row + at]
+                    entry = entries[row + at]
+                    position = offset + (entry >> 16)
                     if position >= end:
                         break
-                    gaps[count] = position - previous - 1
-                    chunk_levels[count] = levels[row + at]
+                    gap = position - previous - 1
+                    pairs[count] = pack_pair(gap, np.int64(np.int16(entry)), histograms, count & 1)
                     previous = position
                     count += 1
                     at += 1
                 if at < last:
                     break
                 f, at = f + 1, 0
-            if count > MAX_NONZERO:
-                return tiles[k, TILE_TENSOR]
-            tail = end - 1 - previous
-            words, head = encode_chunk(gaps, chunk_levels, count, tail, scratch, backwards, out[written:])
-            headers[header] = head
-            header += 1
-            written += words
+            if count - first > MAX_NONZERO:
+                histograms[:] = 0
+                return i
+            if count > first:
+                chunk = chunks[waiting]
+                chunk[NUMBER], chunk[TILE] = number, k
+                chunk[FIRST], chunk[PAIRS], chunk[TAIL] = first, count - first, end - 1 - previous
+                waiting += 1
+                chunk[END] = PAIR_WORDS * count + SPARE_WORDS * waiting
+                choose_tables(chunk, histograms, costs)
+            number += 1
             begin = end
-        word_counts[k] = written - first_word
+        if count >= PAIRS_AT_ONCE or k == tiles.shape[0] - 1:
+            written = _flush(pairs, chunks[:waiting], words, out, written, word_counts, headers)
+            waiting = count = 0
     return -1
 
 
 @cache
 def _encoder(n: int) -> Kernel:
-    constants = {"n": n, "area": n * n, "width": lanes_of(n)}
-    keeper = specialise(
-        encode_jit, _keep_group, n, inverse=inverse_group(n), inverse_few=inverse_block(n), **constants
-    )
-    lister = specialise(encode_jit, _forward, n, transform=forward_group(n), keep_group=keeper, **constants)
-    return specialise(encode_jit, _encode_tiles, n, forward=lister, **constants)
+    return specialise(encode_jit, _encode_tiles, n, area=n * n, order=list_order(n), make_lists=lister(n))
 
 
 def _add_few(out, blocks, positions, levels, count, codes, rows, mantissa, scale, weight, y):
@@ -280,49 +199,69 @@ def _add_many(out, blocks, positions, levels, count, codes, rows, mantissa, scal
                     target[f] += values[f, b]
 
 
-def _decode_tiles(out, tiles, starts, positions, levels, counts, codes, rows, mantissas, scales, weight):
-    y = np.empty(area, np.int32)
-    s = np.zeros((area, width), np.int32)
-    values = np.zeros((area, width), np.float32)
+def _add_8(out, blocks, positions, levels, count, codes, rows, mantissa, scale, weight, s, values):
+    """Invert the blocks that hold codes one by one, in registers."""
+    row_end = 0
+    g = 0
+    for i in range(count):
+        position = np.int64(positions[i])
+        if position >= blocks * 64:
+            break
+        if position >= row_end:
+            f = position // blocks
+            row_end = (f + 1) * blocks
+            g = order[f]
+        b = position - row_end + blocks
+        codes[b * 64 + g] = levels[i]
+        rows[b] = 1
+    for b in range(blocks):
+        if rows[b]:
+            rows[b] = 0
+            inverse_8(codes, b * 64, mantissa, scale, values)
+            block, target = codes[b * 64 : b * 64 + 64], out[b * 64 : b * 64 + 64]
+            for i in range(64):
+                target[i] += weight * values[i]
+                block[i] = 0
+
+
+def _add_groups(out, blocks, positions, levels, count, codes, rows, mantissa, scale, weight, s, values):
+    if count * FEW < out.size:
+        y = s.reshape(area * width)[:area]
+        add_few(out, blocks, positions, levels, count, codes, rows, mantissa, scale, weight, y)
+    else:
+        add_many(out, blocks, positions, levels, count, codes, rows, mantissa, scale, weight, s, values)
+
+
+def _decode_tiles(
+    out, tiles, starts, positions, levels, counts, codes, rows, mantissas, scales, weight, s, values
+):
     for k in range(tiles.shape[0]):
         start, size, blocks = tiles[k, TILE_START], tiles[k, TILE_SIZE], tiles[k, TILE_BLOCKS]
         at, count = starts[k], counts[k]
         mantissa, scale = mantissas[tiles[k, TILE_TENSOR]], scales[tiles[k, TILE_TENSOR]]
         target = out[start : start + size]
-        own_positions, own_levels = positions[at : at + count], levels[at : at + count]
+        own, own_levels = positions[at : at + count], levels[at : at + count]
         plain = 0
         if n > 1:
             plain = blocks * area
-            if count * FEW < size:
-                add_few(
-                    target, blocks, own_positions, own_levels, count, codes, rows, mantissa, scale, weight, y
-                )
-            else:
-                add_many(
-                    target,
-                    blocks,
-                    own_positions,
-                    own_levels,
-                    count,
-                    codes,
-                    rows,
-                    mantissa,
-                    scale,
-                    weight,
-                    s,
-                    values,
-                )
-        for i in range(np.searchsorted(own_positions, plain), count):
+            add_blocks(
+                target, blocks, own, own_levels, count, codes, rows, mantissa, scale, weight, s, values
+            )
+        for i in range(np.searchsorted(own, plain), count):
             level = np.int32(own_levels[i])
-            target[own_positions[i]] += weight * to_value(level << 18, mantissa, scale)
+            target[own[i]] += weight * to_value(level << 18, mantissa, scale)
 
 
 @cache
 def _decoder(n: int) -> Kernel:
     constants = {"n": n, "area": n * n, "width": lanes_of(n)}
-    few = specialise(decode_jit, _add_few, n, inverse_few=inverse_block(n), **constants)
-    many = specialise(decode_jit, _add_many, n, inverse=inverse_group(n), **constants)
-    return specialise(decode_jit, _decode_tiles, n, add_few=few, add_many=many, **constants)
+    if n == 8:
+        blocks = specialise(decode_jit, _add_8, n, order=list_order(8))
+    else:
+        few = specialise(decode_jit, _add_few, n, inverse_few=inverse_block(n), **constants)
+        many = specialise(decode_jit, _add_many, n, inverse=inverse_group(n), **constants)
+        blocks = specialise(decode_jit, _add_groups, n, add_few=few, add_many=many, **constants)
+    return specialise(decode_jit, _decode_tiles, n, add_blocks=blocks, **constants)
 
 
 @decode_jit
@@ -343,6 +282,13 @@ def _decode_lists(tiles, starts, words, word_starts, headers, positions, levels,
             chunk += 1
         counts[k] = at - starts[k]
     return -1
+
+
+def _inverse_room(n: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return this thread's memory for codes and values of a group; of a block, if n is 8."""
+    shape = (n * n, lanes_of(n))
+    values = (64,) if n == 8 else shape
+    return owned(f"inverse_{n}", lambda: (np.zeros(shape, np.int32), np.zeros(values, np.float32)))
 
 
 def _split(tiles: NDArray[np.int64], threads: int) -> list[tuple[int, NDArray[np.int64]]]:
@@ -369,56 +315,34 @@ def encode(
     def encode_part(part: tuple[int, NDArray[np.int64]]) -> int:
         n, numbers = part
         tiles = geometry.tiles[numbers]
-        area, width = n * n, lanes_of(n)
-        most = int(tiles[:, TILE_SIZE].max())
-        listed = most + PADDING * area + area
+        sizes = tiles[:, TILE_SIZE]
+        most, total = int(sizes.max()), int(sizes.sum())
+        chunks = int((-(-sizes >> tiles[:, TILE_CHUNK_LOG2])).sum())
         lists = (
-            room("positions", listed, np.int32),
-            room("levels", listed, np.int16),
-            room("counts", area + 1, np.int64),
+            room("entries", most + (PADDING + 1) * (n * n + 1), np.int64),
+            room("counts", n * n + 1, np.int64),
         )
-        s = np.zeros((area, width), np.float32)
-        flags = np.zeros(area * width, np.uint8)
-        group = (
-            s,
-            s.reshape(-1),
-            flags,
-            flags.view(np.uint64),
-            np.zeros(area * width, np.int16),
-            np.zeros(width, np.uint64),
-            np.empty(area, np.int32),
-            np.zeros((area, width), np.int32),
-        )
-        symbols = room("symbols", 2 * most, np.uint8)[: 2 * most].reshape(2, most)
+        pairs = PAIRS_AT_ONCE + most
         coder = (
-            room("gaps", most, np.int32),
-            room("chunk_levels", most, np.int16),
-            (symbols, np.zeros((4, SYMBOLS), np.int32), np.zeros(TABLES, np.int32)),
-            room("backwards", min(4 * most, MAX_WORDS) + 8, np.uint16),
+            room("pairs", pairs, np.uint64),
+            room("chunks", CHUNK_COLUMNS * chunks, np.int64)[: CHUNK_COLUMNS * chunks].reshape(chunks, -1),
+            room("words", PAIR_WORDS * pairs + SPARE_WORDS * chunks, np.uint16),
+            clean_room("histograms", 4 * SYMBOLS, np.int32).reshape(4, SYMBOLS),
+            room("costs", TABLES, np.int32),
         )
-        total = int(tiles[:, TILE_SIZE].sum())
-        chunks = total // 1024 + tiles.shape[0]
-        out = room("out", 4 * total + STATE_WORDS * chunks, np.uint16)
+        out = room("out", PAIR_WORDS * total + (STATE_WORDS + PAIR_WORDS) * chunks, np.uint16)
         counts = np.zeros(len(tiles), np.int64)
         keep = kept is not None
         too_large = _encoder(n)(
-            values,
-            tiles,
-            steps.arrays,
-            lists,
-            group,
-            coder,
-            out,
-            counts,
-            headers,
-            keep,
-            kept if keep else _NOTHING,
-        )
+            values, tiles, steps.arrays, lists, group_room(n), coder, out, counts, headers,
+            keep, kept if keep else _NOTHING,
+        )  # fmt: skip
         if too_large >= 0:
             return int(too_large)
         ends = np.cumsum(counts)
-        for number, end, count in zip(numbers, ends, counts, strict=True):
-            words[number] = out[end - count : end].copy()
+        written = out[: ends[-1]].copy()  # the next part overwrites `out`
+        for number, end, count in zip(numbers.tolist(), ends.tolist(), counts.tolist(), strict=True):
+            words[number] = written[end - count : end]
         return -1
 
     too_large = max(run_parts(threads, encode_part, _split(geometry.tiles, threads)), default=-1)
@@ -457,7 +381,7 @@ def decode(stream: Stream, steps: Steps, out: Vector, weight: np.float32, thread
             out, tiles, starts[numbers], positions, levels, counts[numbers],
             clean_room("codes", most + PADDING * n * n if n > 1 else 1, np.int16),
             clean_room("rows", blocks if n > 1 else 1, np.uint64),
-            mantissas, scales, weight,
+            mantissas, scales, weight, *_inverse_room(n),
         )  # fmt: skip
 
     run_parts(threads, add, parts)

@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Layout, Vector
-from shoestring.codec.dct.entropy import cheapest_table, symbol_of
-from shoestring.codec.dct.format import MAX_LEVEL
+from shoestring.codec.dct.entropy import cheapest_table, extra_bits_of, symbol_of
 from shoestring.codec.dct.jit import Kernel, encode_jit, specialise, sum_jit
+from shoestring.codec.dct.lists import group_room, list_order, lister
 from shoestring.codec.dct.sampling import lanes_of, sample_shape
 from shoestring.codec.dct.scratch import room, run_parts
 from shoestring.codec.dct.steps import ROUNDING
-from shoestring.codec.dct.tables import COST_ONE_BIT, EXTRA, SYMBOLS, TABLES
-from shoestring.codec.dct.transform import forward_group, trailing_zeros
+from shoestring.codec.dct.tables import COST_ONE_BIT, SYMBOLS, TABLES
 
 Floats = NDArray[np.float64]
 
@@ -84,95 +83,80 @@ def _parts(count: int, threads: int) -> list[slice]:
     return [slice(first, first + each) for first in range(0, count, each)]
 
 
-# Stand for a block's area and the transform of its size (`specialise`).
+# Stand for a block's area, the list of each frequency and the lister of its size (`specialise`).
 area = 0
-transform = None
+order = np.zeros(1, np.int64)
+make_lists = None
 
 
-def _gather(x, groups, runs, each, coefficients, run, s):
-    """Transform `groups` groups of blocks, each of some runs from all over the tensor."""
-    lanes = runs * each
-    apart = max(groups * runs - 1, 1)
-    for g in range(groups):
-        for r in range(runs):
-            first = (g * runs + r) * (x.size // area - each) // apart
-            run[r * each * area : (r + 1) * each * area] = x[first * area : (first + each) * area]
-        transform(run, 0, lanes, np.float32(0), s)
-        for f in range(area):
-            row = coefficients[(g * area + f) * lanes : (g * area + f + 1) * lanes]
-            for b in range(lanes):
-                row[b] = s[f, b]
+@sum_jit
+def _energy(x):
+    total = np.float32(0)
+    for i in range(x.size):
+        total += x[i] * x[i]
+    return np.float64(total)
 
 
-@encode_jit
-def _cost(coefficients, step, flags, flag_words, histograms, table_costs):
-    """Return (bits, squared error in steps) of these coefficients in planar order."""
-    inverse_step = np.float32(1 / step)
-    threshold = np.float32((1 - ROUNDING) * step)
-    for symbol in range(SYMBOLS):
-        histograms[0, symbol] = 0
-        histograms[1, symbol] = 0
-    count = coefficients.size
-    words = (count + 7) // 8
-    flag_words[words - 1] = 0
-    energy = np.float32(0)
-    for i in range(count):
-        exact = coefficients[i] * inverse_step
-        flags[i] = abs(coefficients[i]) >= threshold
-        energy += exact * exact
-    error = np.float64(energy)
-    bits = 0
-    previous = -1
-    for w in range(words):
-        word = flag_words[w]
-        while word:
-            i = w * 8 + np.int64(trailing_zeros(word) >> np.uint64(3))
-            word &= word - np.uint64(1)
-            exact = np.float64(abs(coefficients[i]) * inverse_step)
-            level = min(max(np.int64(exact + ROUNDING), 1), MAX_LEVEL)
-            error += (exact - level) ** 2 - exact**2
-            gap_symbol, level_symbol = symbol_of(i - previous - 1), symbol_of(level - 1)
-            histograms[0, gap_symbol] += 1
-            histograms[1, level_symbol] += 1
-            bits += np.int64(EXTRA[gap_symbol]) + np.int64(EXTRA[level_symbol]) + 1
-            previous = i
-    gap_cost = table_costs[cheapest_table(histograms[0], table_costs)]
-    level_cost = table_costs[cheapest_table(histograms[1], table_costs)]
-    return bits + np.float64(gap_cost + level_cost) / COST_ONE_BIT, max(error, 0.0)
+def _measure(values, starts, sizes, shapes, steps, run, entries, counts, group, coder, results):
+    """Write (bits, squared error in steps), both a value, of each tensor's sample.
 
-
-gather = None
-
-
-def _measure(values, starts, sizes, shapes, steps, room_for, results):
-    """Write (bits, squared error in steps), both a value, of each tensor's sample."""
-    coefficients, run, s, flags, flag_words, histograms, table_costs = room_for
+    A sample is some groups of blocks, a group some runs of blocks from all over the tensor.
+    Its codes are taken in planar order, group after group.
+    """
+    histograms, table_costs = coder
     for k in range(starts.size):
         x = values[starts[k] : starts[k] + sizes[k]]
-        own = coefficients[: shapes[k, 0] * shapes[k, 1] * shapes[k, 2] * area]
-        gather(x, shapes[k, 0], shapes[k, 1], shapes[k, 2], own, run, s)
-        bits, error = _cost(own, steps[k], flags, flag_words, histograms, table_costs)
-        results[k, 0] = bits / own.size
-        results[k, 1] = error / own.size
+        groups, runs, each = shapes[k, 0], shapes[k, 1], shapes[k, 2]
+        lanes = runs * each
+        apart = max(groups * runs - 1, 1)
+        inverse_step = np.float32(1 / steps[k])
+        threshold = np.float32((1 - ROUNDING) * steps[k])
+        step = (inverse_step, threshold, np.float32(0), np.int32(0), np.float32(0))
+        histograms[:] = 0
+        bits = 0
+        error = 0.0
+        previous = -1
+        for g in range(groups):
+            for r in range(runs):
+                first = (g * runs + r) * (x.size // area - each) // apart
+                run[r * each * area : (r + 1) * each * area] = x[first * area : (first + each) * area]
+            own = run[: lanes * area]
+            error += _energy(own) * np.float64(inverse_step) ** 2
+            error -= make_lists(own, lanes, step, lanes, entries, counts, group, False, own)
+            for f in range(area):
+                row = order[f] * lanes
+                for i in range(counts[order[f]]):
+                    entry = entries[row + i]
+                    position = (g * area + f) * lanes + (entry >> 16)
+                    gap, magnitude = position - previous - 1, abs(np.int64(np.int16(entry))) - 1
+                    histograms[0, symbol_of(gap)] += 1
+                    histograms[1, symbol_of(magnitude)] += 1
+                    bits += np.int64(extra_bits_of(gap) + extra_bits_of(magnitude)) + 1
+                    previous = position
+        gap_cost = table_costs[cheapest_table(histograms[0], table_costs)]
+        level_cost = table_costs[cheapest_table(histograms[1], table_costs)]
+        count = groups * lanes * area
+        results[k, 0] = (bits + np.float64(gap_cost + level_cost) / COST_ONE_BIT) / count
+        results[k, 1] = max(error, 0.0) / count
 
 
 @cache
 def _measurer(n: int) -> Kernel:
-    gatherer = specialise(encode_jit, _gather, n, area=n * n, transform=forward_group(n))
-    return specialise(encode_jit, _measure, n, area=n * n, gather=gatherer)
+    lists = lister(n, measuring=True)
+    return specialise(encode_jit, _measure, n, area=n * n, order=list_order(n), make_lists=lists)
 
 
-def _room_for(n: int, most: int) -> tuple[Any, ...]:
+def _room_for(n: int) -> tuple[Any, ...]:
     group = n * n * lanes_of(n)
-    flags = room("sample_flags", most + 8, np.uint8)
     return (
-        room("sample", most, np.float32),
         room("sample_run", group, np.float32),
-        room("sample_group", group, np.float32)[:group].reshape(n * n, -1),
-        flags,
-        flags[: flags.size // 8 * 8].view(np.uint64),
-        room("sample_histograms", 2 * SYMBOLS, np.int32).reshape(2, SYMBOLS),
-        room("sample_costs", TABLES, np.int32),
+        room("sample_entries", group + 1, np.int64),
+        room("counts", n * n + 1, np.int64),
+        group_room(n),
+        (
+            room("sample_histograms", 2 * SYMBOLS, np.int32).reshape(2, SYMBOLS),
+            room("costs", TABLES, np.int32),
+        ),
     )
 
 
@@ -194,8 +178,7 @@ def costs(
     def measure_part(part: tuple[int, NDArray[np.int64]]) -> None:
         n, own = part
         found = np.empty((own.size, 2))
-        memory = _room_for(n, int(blocks[own].max()) * n * n)
-        _measurer(n)(values, starts[own], sizes[own], shapes[own], steps[own], memory, found)
+        _measurer(n)(values, starts[own], sizes[own], shapes[own], steps[own], *_room_for(n), found)
         results[own] = found
 
     run_parts(threads, measure_part, parts)

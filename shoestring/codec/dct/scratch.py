@@ -4,10 +4,12 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Made = TypeVar("Made")
 
 _own = threading.local()
 
@@ -28,6 +30,15 @@ def clean_room(name: str, size: int, dtype: Any) -> NDArray[Any]:
         array = np.zeros(size, dtype)
         setattr(_own, name, array)
     return array
+
+
+def owned(name: str, make: Callable[[], Made]) -> Made:
+    """Return what this thread has made under that name, made now if it is new."""
+    made: Made | None = getattr(_own, name, None)
+    if made is None:
+        made = make()
+        setattr(_own, name, made)
+    return made
 
 
 @cache
