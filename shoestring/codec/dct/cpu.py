@@ -18,12 +18,13 @@ from shoestring.codec.dct.entropy import (
     NUMBER,
     PAIR_WORDS,
     PAIRS,
+    PUSHES,
     SPARE_WORDS,
     TAIL,
     TILE,
     choose_tables,
     decode_chunk,
-    pack_pair,
+    pack_pairs,
     push_chunks,
     write_chunk,
 )
@@ -69,9 +70,9 @@ make_lists = inverse = inverse_few = add_blocks = add_few = add_many = None
 
 
 @decode_jit
-def _flush(pairs, chunks, words, out, written, word_counts, headers):
+def _flush(pairs, chunks, infos, words, out, written, word_counts, headers):
     """Push all chunks that wait and write them; return how many words are written by then."""
-    push_chunks(pairs, chunks, words)
+    push_chunks(pairs, chunks, infos, words)
     for c in range(chunks.shape[0]):
         count, headers[chunks[c, NUMBER]] = write_chunk(chunks[c], words, out[written:])
         word_counts[chunks[c, TILE]] += count
@@ -82,8 +83,9 @@ def _flush(pairs, chunks, words, out, written, word_counts, headers):
 def _encode_tiles(values, tiles, steps, lists, group, coder, out, word_counts, headers, keep, kept):
     """Encode these tiles one after the other; return -1, or the tensor whose chunks are too large."""
     inverse_steps, thresholds, magics, mantissas, scales = steps
-    entries, counts = lists
-    pairs, chunks, words, histograms, costs = coder
+    entries, counts, planar = lists
+    pairs, chunks, infos, words, histograms, costs = coder
+    halves = pairs.view(np.uint16)
     written = waiting = count = 0
     for k in range(tiles.shape[0]):
         start, blocks, size = tiles[k, TILE_START], tiles[k, TILE_BLOCKS], tiles[k, TILE_SIZE]
@@ -93,43 +95,35 @@ def _encode_tiles(values, tiles, steps, lists, group, coder, out, word_counts, h
         target = kept[start : start + size] if keep else kept
         make_lists(values[start : start + size], blocks, step, stride, entries, counts, group, keep, target)
 
+        total = 0
+        for f in range(area + 1):
+            row = entries[order[f] * stride : order[f] * stride + counts[order[f]]]
+            for j in range(row.size):
+                planar[total + j] = row[j] + (f * blocks << 16)
+            total += row.size
+
         chunk_size = np.int64(1) << tiles[k, TILE_CHUNK_LOG2]
         number = tiles[k, TILE_FIRST_CHUNK]
-        f, at, begin = 0, 0, 0
-        while begin < size:
+        at = 0
+        for begin in range(0, size, chunk_size):
             end = min(begin + chunk_size, size)
-            first, previous = count, begin - 1
-            while f <= area:
-                row = order[f] * stride
-                last = counts[order[f]]
-                offset = f * blocks
-                while at < last:
-                    entry = entries[row + at]
-                    position = offset + (entry >> 16)
-                    if position >= end:
-                        break
-                    gap = position - previous - 1
-                    pairs[count] = pack_pair(gap, np.int64(np.int16(entry)), histograms, count & 1)
-                    previous = position
-                    count += 1
-                    at += 1
-                if at < last:
-                    break
-                f, at = f + 1, 0
-            if count - first > MAX_NONZERO:
-                histograms[:] = 0
+            own = planar[at : at + np.searchsorted(planar[at:total], end << 16)]
+            at += own.size
+            if own.size > MAX_NONZERO:
                 return i
-            if count > first:
+            if own.size:
                 chunk = chunks[waiting]
-                chunk[NUMBER], chunk[TILE] = number, k
-                chunk[FIRST], chunk[PAIRS], chunk[TAIL] = first, count - first, end - 1 - previous
+                chunk[NUMBER], chunk[TILE], chunk[FIRST], chunk[PAIRS] = number, k, count, own.size
+                chunk[TAIL] = end - 1 - (own[-1] >> 16)
                 waiting += 1
+                count += own.size
                 chunk[END] = PAIR_WORDS * count + SPARE_WORDS * waiting
-                choose_tables(chunk, histograms, costs)
+                packed = pairs[count - own.size : count]
+                pack_pairs(own, begin, packed)
+                choose_tables(chunk, packed, histograms, costs)
             number += 1
-            begin = end
         if count >= PAIRS_AT_ONCE or k == tiles.shape[0] - 1:
-            written = _flush(pairs, chunks[:waiting], words, out, written, word_counts, headers)
+            written = _flush(halves, chunks[:waiting], infos, words, out, written, word_counts, headers)
             waiting = count = 0
     return -1
 
@@ -321,13 +315,15 @@ def encode(
         lists = (
             room("entries", most + (PADDING + 1) * (n * n + 1), np.int64),
             room("counts", n * n + 1, np.int64),
+            room("planar", most, np.int64),
         )
         pairs = PAIRS_AT_ONCE + most
         coder = (
             room("pairs", pairs, np.uint64),
             room("chunks", CHUNK_COLUMNS * chunks, np.int64)[: CHUNK_COLUMNS * chunks].reshape(chunks, -1),
+            PUSHES,
             room("words", PAIR_WORDS * pairs + SPARE_WORDS * chunks, np.uint16),
-            clean_room("histograms", 4 * SYMBOLS, np.int32).reshape(4, SYMBOLS),
+            room("histograms", 4 * SYMBOLS, np.int32).reshape(4, SYMBOLS),
             room("costs", TABLES, np.int32),
         )
         out = room("out", PAIR_WORDS * total + (STATE_WORDS + PAIR_WORDS) * chunks, np.uint16)

@@ -7,6 +7,7 @@ backwards through the codes, a decoder forwards.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoestring.codec.dct.format import MAX_LEVEL, STATE_WORDS
 from shoestring.codec.dct.jit import decode_jit
@@ -18,10 +19,31 @@ LOWEST = 1 << 16  # a state's smallest value, and what both begin and end with
 _COST = np.ascontiguousarray(COST.T)  # [SYMBOLS, TABLES]
 _RANGE = (FREQ | CUM << 16).astype(np.uint32)  # [TABLES, SYMBOLS]
 _EXTRA = EXTRA.astype(np.int64)
-# What an encoder needs of a symbol in one word: frequency, first slot, extra bits.
-_EXTRA_AT = np.uint64(24)
-_INFO = FREQ.astype(np.uint64) | CUM.astype(np.uint64) << np.uint64(PROBABILITY_BITS)
-_INFO |= EXTRA.astype(np.uint64) << _EXTRA_AT
+
+# What an encoder needs to push a symbol and its bits, [gap or level, TABLES, SYMBOLS * columns]:
+# the first state that spills before the bits, how many these are, the first that spills before
+# the symbol, and the rest for the step itself. As whole words, that no instruction takes apart.
+# A state below F * 2**20, divided by F < 4096, is `state * ceil(2**44 / F) >> 44`: the product is
+# below 2**64, and what rounding up adds to the quotient is below F / 2**24 < 1 / F.
+_BITS_LIMIT, _BITS, _LIMIT, _RECIPROCAL, _COMPLEMENT, _CUM, _COLUMNS = 0, 1, 2, 3, 4, 5, 8
+_RECIPROCAL_BITS = 44
+
+
+def _pushes() -> NDArray[np.uint64]:
+    infos = np.zeros((2, TABLES, SYMBOLS, _COLUMNS), np.uint64)
+    for kind in range(2):
+        bits = EXTRA.astype(np.uint64) + np.uint64(kind)  # a level has a sign
+        infos[kind, :, :, _BITS_LIMIT] = np.uint64(1 << 32) >> bits
+        infos[kind, :, :, _BITS] = bits
+    infos[:, :, :, _LIMIT] = FREQ.astype(np.uint64) << np.uint64(32 - PROBABILITY_BITS)
+    infos[:, :, :, _RECIPROCAL] = -(-(1 << _RECIPROCAL_BITS) // FREQ.astype(np.int64))
+    infos[:, :, :, _COMPLEMENT] = (1 << PROBABILITY_BITS) - FREQ
+    infos[:, :, :, _CUM] = CUM
+    return infos.reshape(2, TABLES, SYMBOLS * _COLUMNS)
+
+
+PUSHES = _pushes()
+
 _SLOT_MASK = np.uint64((1 << PROBABILITY_BITS) - 1)
 _PROBABILITY_BITS = np.uint64(PROBABILITY_BITS)
 _LOWEST = np.uint64(LOWEST)
@@ -29,9 +51,9 @@ _MASK8, _MASK16 = np.uint64(0xFF), np.uint64(0xFFFF)
 _ZERO, _ONE, _FOUR, _SIXTEEN, _TWENTY, _THIRTY_TWO = (np.uint64(k) for k in (0, 1, 4, 16, 20, 32))
 _SIXTY_TWO = np.uint64(62)
 
-# A pair of gap and level as an encoder keeps it, in one word: bits 0-15 place the gap and
-# bits 16-31 the level, with its sign, within their symbols, which are bits 32-39 and 40-47.
-_LEVEL_AT, _GAP_SYMBOL_AT, _LEVEL_SYMBOL_AT = _SIXTEEN, _THIRTY_TWO, np.uint64(40)
+# A pair as an encoder keeps it, four numbers of 16 bits: what places the gap within its symbol,
+# where that symbol is in a row of PUSHES, and the same of the level, with its sign.
+_GAP_REST, _GAP_SYMBOL, _LEVEL_REST, _LEVEL_SYMBOL, PAIR = range(5)
 
 # Columns of a chunk that waits to be pushed: its number and tile, its first pair, how many,
 # the zeros after them, both tables and where its words end; then what came of it: where they
@@ -73,46 +95,52 @@ def cheapest_table(histogram, costs):
 
 
 @decode_jit
-def _push(state, info, rest, more_bits, words, at):
+def _push(state, infos, symbol, rest, words, at):
     """Push the bits that place a value within its symbol, then the symbol."""
-    bits = ((info >> _EXTRA_AT) & _MASK8) + more_bits
     # A word is stored whether the state spills or not: that is cheaper than a branch.
-    spill = np.uint64(state >> (_THIRTY_TWO - bits) != _ZERO)
     words[at - _ONE] = np.uint16(state)
-    at -= spill
-    state = ((state >> (spill << _FOUR)) << bits) | rest
-    freq = info & _SLOT_MASK
-    spill = np.uint64(state >= freq << _TWENTY)
+    spill = state >= infos[symbol + np.uint64(_BITS_LIMIT)]
+    at -= np.uint64(spill)
+    state = state >> _SIXTEEN if spill else state
+    state = state << infos[symbol + np.uint64(_BITS)] | rest
     words[at - _ONE] = np.uint16(state)
-    at -= spill
-    state >>= spill << _FOUR
-    quotient = np.uint64(np.uint32(state) // np.uint32(freq))
-    state += quotient * (np.uint64(1 << PROBABILITY_BITS) - freq) + ((info >> _PROBABILITY_BITS) & _SLOT_MASK)
+    spill = state >= infos[symbol + np.uint64(_LIMIT)]
+    at -= np.uint64(spill)
+    state = state >> _SIXTEEN if spill else state
+    quotient = state * infos[symbol + np.uint64(_RECIPROCAL)] >> np.uint64(_RECIPROCAL_BITS)
+    state += quotient * infos[symbol + np.uint64(_COMPLEMENT)] + infos[symbol + np.uint64(_CUM)]
     return state, at
 
 
 @decode_jit
-def pack_pair(gap, level, histograms, turn):
-    """Return a gap and a level as one word, and count their symbols.
+def pack_pairs(entries, begin, pairs):
+    """Write the codes of a chunk that begins at position `begin` as pairs.
 
-    `turn` alternates between 0 and 1: equal symbols in a row would wait for one another in
-    one histogram.
+    An entry is `position << 16 | (magnitude - 1) << 1 | sign`. Nothing here waits for what was
+    before, so a vector unit does several at once.
     """
-    magnitude = np.uint64(abs(level) - 1)
-    gap_extra, level_extra = extra_bits_of(gap), extra_bits_of(magnitude)
-    gap_top, level_top = np.uint64(gap) >> gap_extra, magnitude >> level_extra
-    gap_symbol, level_symbol = gap_extra + gap_extra + gap_top, level_extra + level_extra + level_top
-    histograms[turn, gap_symbol] += 1
-    histograms[turn + 2, level_symbol] += 1
-    gap_rest = np.uint64(gap) - (gap_top << gap_extra)
-    level_rest = (magnitude - (level_top << level_extra)) << _ONE | np.uint64(level < 0)
-    symbols = gap_symbol << _GAP_SYMBOL_AT | level_symbol << _LEVEL_SYMBOL_AT
-    return gap_rest | level_rest << _LEVEL_AT | symbols
+    for i in range(entries.size):
+        position, level = np.uint64(entries[i] >> 16), np.uint64(entries[i] & 0xFFFF)
+        gap = position - (np.uint64(entries[i - 1] >> 16) + _ONE if i else np.uint64(begin))
+        gap_extra, level_extra = extra_bits_of(gap), extra_bits_of(level >> _ONE)
+        gap_symbol = gap_extra + gap_extra + (gap >> gap_extra)
+        level_symbol = level_extra + level_extra + (level >> _ONE >> level_extra)
+        gap_rest = gap & ((_ONE << gap_extra) - _ONE)
+        level_rest = level & ((_ONE << level_extra << _ONE) - _ONE)
+        symbols = (gap_symbol | level_symbol << _THIRTY_TWO) * np.uint64(_COLUMNS)
+        pairs[i] = gap_rest | level_rest << _THIRTY_TWO | symbols << _SIXTEEN
 
 
 @decode_jit
-def choose_tables(chunk, histograms, costs):
-    """Choose the tables of a chunk whose symbols have been counted; clear the histograms."""
+def choose_tables(chunk, pairs, histograms, costs):
+    """Choose the tables of a chunk with these pairs, and a tail if it has one."""
+    for part in range(4):
+        for symbol in range(SYMBOLS):
+            histograms[part, symbol] = 0
+    for i in range(pairs.size):
+        # Two histograms each: equal symbols in a row would wait for one another.
+        histograms[i & 1, (pairs[i] >> _SIXTEEN & _MASK16) // np.uint64(_COLUMNS)] += 1
+        histograms[2 + (i & 1), (pairs[i] >> np.uint64(48)) // np.uint64(_COLUMNS)] += 1
     if chunk[TAIL]:
         histograms[0, symbol_of(chunk[TAIL])] += 1
     for symbol in range(SYMBOLS):
@@ -120,31 +148,28 @@ def choose_tables(chunk, histograms, costs):
         histograms[2, symbol] += histograms[3, symbol]
     chunk[GAP_TABLE] = cheapest_table(histograms[0], costs)
     chunk[LEVEL_TABLE] = cheapest_table(histograms[2], costs)
-    for part in range(4):
-        for symbol in range(SYMBOLS):
-            histograms[part, symbol] = 0
 
 
 @decode_jit
-def _push_pair(pair, gap_infos, level_infos, gap_state, level_state, words, at):
-    info = level_infos[(pair >> _LEVEL_SYMBOL_AT) & _MASK8]
-    level_state, at = _push(level_state, info, (pair >> _LEVEL_AT) & _MASK16, _ONE, words, at)
-    info = gap_infos[(pair >> _GAP_SYMBOL_AT) & _MASK8]
-    gap_state, at = _push(gap_state, info, pair & _MASK16, _ZERO, words, at)
+def _push_pair(pairs, at_pair, gap_infos, level_infos, gap_state, level_state, words, at):
+    symbol, rest = pairs[at_pair + np.uint64(_LEVEL_SYMBOL)], pairs[at_pair + np.uint64(_LEVEL_REST)]
+    level_state, at = _push(level_state, level_infos, np.uint64(symbol), np.uint64(rest), words, at)
+    symbol, rest = pairs[at_pair + np.uint64(_GAP_SYMBOL)], pairs[at_pair + np.uint64(_GAP_REST)]
+    gap_state, at = _push(gap_state, gap_infos, np.uint64(symbol), np.uint64(rest), words, at)
     return gap_state, level_state, at
 
 
 @decode_jit
-def _begin_chunk(chunk, words):
-    """Push what follows the last pair; return both states and where the words begin."""
+def _begin_chunk(chunk, infos, words):
+    """Push what follows the last pair; return its place, both states and where the words begin."""
+    next_pair = np.uint64((chunk[FIRST] + chunk[PAIRS]) * PAIR)
     at = np.uint64(chunk[END])
-    if chunk[TAIL] == 0:
-        return _LOWEST, _LOWEST, at
-    tail = np.uint64(chunk[TAIL])
-    info = _INFO[chunk[GAP_TABLE], symbol_of(tail)]
-    rest = tail & ((_ONE << extra_bits_of(tail)) - _ONE)
-    gap_state, at = _push(_LOWEST, info, rest, _ZERO, words, at)
-    return gap_state, _LOWEST, at
+    gap_state = _LOWEST
+    if chunk[TAIL]:
+        tail = np.uint64(chunk[TAIL])
+        symbol, rest = np.uint64(symbol_of(tail) * _COLUMNS), tail & ((_ONE << extra_bits_of(tail)) - _ONE)
+        gap_state, at = _push(_LOWEST, infos[0, chunk[GAP_TABLE]], symbol, rest, words, at)
+    return next_pair, gap_state, _LOWEST, at
 
 
 @decode_jit
@@ -153,43 +178,50 @@ def _end_chunk(chunk, gap_state, level_state, at):
 
 
 @decode_jit
-def push_chunks(pairs, chunks, words):
-    """Push the pairs of all chunks, each backwards from its END in `words`.
+def push_chunks(pairs, chunks, infos, words):
+    """Push the pairs of all chunks, each backwards from its END in `words`; `infos` is PUSHES.
 
     A push waits for the one before it, so two chunks are pushed at a time.
     """
     a = b = 0
     a_left = b_left = 0
-    a_gap = a_level = a_at = b_gap = b_level = b_at = _ZERO
+    a_pair = a_gap = a_level = a_at = b_pair = b_gap = b_level = b_at = _ZERO
+    size = np.uint64(PAIR)
     waiting = 0
     while True:
         if a_left == 0 and waiting < chunks.shape[0]:
             a, waiting = waiting, waiting + 1
             a_left = chunks[a, PAIRS]
-            a_gap, a_level, a_at = _begin_chunk(chunks[a], words)
+            a_pair, a_gap, a_level, a_at = _begin_chunk(chunks[a], infos, words)
         if b_left == 0 and waiting < chunks.shape[0]:
             b, waiting = waiting, waiting + 1
             b_left = chunks[b, PAIRS]
-            b_gap, b_level, b_at = _begin_chunk(chunks[b], words)
+            b_pair, b_gap, b_level, b_at = _begin_chunk(chunks[b], infos, words)
         if a_left == 0:  # only one chunk is left: it takes the other's place
             if b_left == 0:
                 return
-            a, a_left, a_gap, a_level, a_at, b_left = b, b_left, b_gap, b_level, b_at, 0
-        a_gaps, a_levels = _INFO[chunks[a, GAP_TABLE]], _INFO[chunks[a, LEVEL_TABLE]]
-        a_pairs = pairs[chunks[a, FIRST] : chunks[a, FIRST] + a_left]
+            a, a_left, a_pair, a_gap, a_level, a_at = b, b_left, b_pair, b_gap, b_level, b_at
+            b_left = 0
+        a_gaps, a_levels = infos[0, chunks[a, GAP_TABLE]], infos[1, chunks[a, LEVEL_TABLE]]
         if b_left == 0:
-            for i in range(a_left):
-                pair = a_pairs[a_left - 1 - i]
-                a_gap, a_level, a_at = _push_pair(pair, a_gaps, a_levels, a_gap, a_level, words, a_at)
+            for _ in range(a_left):
+                a_pair -= size
+                a_gap, a_level, a_at = _push_pair(
+                    pairs, a_pair, a_gaps, a_levels, a_gap, a_level, words, a_at
+                )
             a_left = 0
         else:
-            b_gaps, b_levels = _INFO[chunks[b, GAP_TABLE]], _INFO[chunks[b, LEVEL_TABLE]]
-            b_pairs = pairs[chunks[b, FIRST] : chunks[b, FIRST] + b_left]
+            b_gaps, b_levels = infos[0, chunks[b, GAP_TABLE]], infos[1, chunks[b, LEVEL_TABLE]]
             both = min(a_left, b_left)
-            for i in range(both):
-                a_pair, b_pair = a_pairs[a_left - 1 - i], b_pairs[b_left - 1 - i]
-                a_gap, a_level, a_at = _push_pair(a_pair, a_gaps, a_levels, a_gap, a_level, words, a_at)
-                b_gap, b_level, b_at = _push_pair(b_pair, b_gaps, b_levels, b_gap, b_level, words, b_at)
+            for _ in range(both):
+                a_pair -= size
+                b_pair -= size
+                a_gap, a_level, a_at = _push_pair(
+                    pairs, a_pair, a_gaps, a_levels, a_gap, a_level, words, a_at
+                )
+                b_gap, b_level, b_at = _push_pair(
+                    pairs, b_pair, b_gaps, b_levels, b_gap, b_level, words, b_at
+                )
             a_left -= both
             b_left -= both
             if b_left == 0:

@@ -1,8 +1,8 @@
 """From values to lists of codes: one list a frequency, one for the rest, on the CPU.
 
-An entry is `block << 16 | code & 0xFFFF`, and entries of a list ascend. Most codes are zero,
-so lists are short, and what follows costs nothing where nothing is. Blocks of 8 x 8 stay in
-registers until it is known which of their coefficients matter (`lanes.py`), and values
+An entry is `block << 16 | (magnitude - 1) << 1 | sign`, and entries of a list ascend. Most codes
+are zero, so lists are short, and what follows costs nothing where nothing is. Blocks of 8 x 8
+stay in registers until it is known which of their coefficients matter (`lanes.py`), and values
 without a transform are only looked at; other blocks go through `transform.py` in groups.
 """
 
@@ -34,21 +34,24 @@ transform = inverse = inverse_few = keep_group = list_blocks = None
 
 @encode_jit
 def _quantise(c, inverse_step):
-    """Return the code of a coefficient that is known not to be zero."""
-    level = min(max(np.int32(abs(c) * inverse_step + ROUNDING), np.int32(1)), np.int32(MAX_LEVEL))
-    return level if c > 0 else -level
+    """Return the magnitude of the code of a coefficient that is known not to be zero."""
+    return min(max(np.int32(abs(c) * inverse_step + ROUNDING), np.int32(1)), np.int32(MAX_LEVEL))
 
 
 @encode_jit
-def _entry(block, level):
-    return np.int64(block) << 16 | np.int64(level) & 0xFFFF
+def _entry(block, magnitude, c):
+    return np.int64(block) << 16 | (np.int64(magnitude) - 1) << 1 | np.int64(c < 0)
 
 
 @encode_jit
-def _gain(c, level, inverse_step):
+def _signed(magnitude, c):
+    return magnitude if c > 0 else -magnitude
+
+
+@encode_jit
+def _gain(c, magnitude, inverse_step):
     """Return by how much a code lowers the squared error, in steps squared."""
-    exact = np.float64(c * inverse_step)
-    return (2 * exact - level) * level
+    return (2 * np.float64(abs(c) * inverse_step) - magnitude) * magnitude
 
 
 @encode_jit
@@ -78,13 +81,13 @@ def _list_1(x, blocks, step, stride, entries, counts, group, keep, kept):
             i = first + np.int64(trailing_zeros(bits))
             bits &= bits - _ONE
             value = (x[i] + magic) - magic
-            level = _quantise(value, inverse_step)
-            entries[count] = _entry(i, level)
+            magnitude = _quantise(value, inverse_step)
+            entries[count] = _entry(i, magnitude, value)
             count += 1
             if measuring:
-                gain += _gain(value, level, inverse_step)
+                gain += _gain(value, magnitude, inverse_step)
             if keep:
-                kept[i] = value - to_value(level << 18, mantissa, scale)
+                kept[i] = value - to_value(_signed(magnitude, value) << 18, mantissa, scale)
     counts[0] = count
     return gain
 
@@ -94,19 +97,22 @@ def _list_8(x, blocks, step, stride, entries, counts, group, keep, kept):
     inverse_step, threshold, magic, mantissa, scale = step
     z, codes, values = group
     gain = 0.0
+    for g in range(64):
+        counts[g] = g * stride  # where the next entry goes, until all are there
     for b in range(blocks):
         found = bits = transform_8(x, b * 64, magic, threshold, z)
         while bits:
             g = np.int64(trailing_zeros(bits))
             bits &= bits - _ONE
-            level = _quantise(z[g], inverse_step)
-            count = counts[g]
-            entries[g * stride + count] = _entry(b, level)
-            counts[g] = count + 1
+            c = z[g]
+            magnitude = _quantise(c, inverse_step)
+            at = counts[g]
+            entries[at] = _entry(b, magnitude, c)
+            counts[g] = at + 1
             if measuring:
-                gain += _gain(z[g], level, inverse_step)
+                gain += _gain(c, magnitude, inverse_step)
             if keep:
-                codes[g] = level
+                codes[g] = _signed(magnitude, c)
         if keep:
             _keep_block(x, b * 64, magic, kept)
             if found:
@@ -115,6 +121,8 @@ def _list_8(x, blocks, step, stride, entries, counts, group, keep, kept):
                 for i in range(64):
                     target[i] -= values[i]
                     codes[i] = 0
+    for g in range(64):
+        counts[g] -= g * stride
     return gain
 
 
@@ -167,13 +175,13 @@ def _list_groups(x, blocks, step, stride, entries, counts, group, keep, kept):
                         b = i - f * width
                         if b >= lanes:
                             break
-                        level = _quantise(flat[i], inverse_step)
-                        entries[base + count] = _entry(first + b, level)
+                        magnitude = _quantise(flat[i], inverse_step)
+                        entries[base + count] = _entry(first + b, magnitude, flat[i])
                         count += 1
                         if measuring:
-                            gain += _gain(flat[i], level, inverse_step)
+                            gain += _gain(flat[i], magnitude, inverse_step)
                         if keep:
-                            codes[b * area + f] = level
+                            codes[b * area + f] = _signed(magnitude, flat[i])
                             rows[b] |= _ONE << np.uint64(f // n)
                 found += count - counts[f]
                 counts[f] = count
@@ -189,7 +197,7 @@ def _list_groups(x, blocks, step, stride, entries, counts, group, keep, kept):
                 base = f * stride
                 for b in range(lanes):  # without a branch: there is a code at every few places
                     level = many[f, b]
-                    entries[base + count] = _entry(first + b, level)
+                    entries[base + count] = _entry(first + b, abs(level), level)
                     count += level != 0
                 found += count - counts[f]
                 counts[f] = count
@@ -209,10 +217,10 @@ def _list(x, blocks, step, stride, entries, counts, group, keep, kept):
         value = (x[i] + magic) - magic
         sent = np.float32(0)
         if abs(value) >= threshold:
-            level = _quantise(value, inverse_step)
-            entries[area * stride + count] = _entry(i - blocks * area, level)
+            magnitude = _quantise(value, inverse_step)
+            entries[area * stride + count] = _entry(i - blocks * area, magnitude, value)
             count += 1
-            sent = to_value(level << 18, mantissa, scale)
+            sent = to_value(_signed(magnitude, value) << 18, mantissa, scale)
         if keep:
             kept[i] = value - sent
     counts[area] = count

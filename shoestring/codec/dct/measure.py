@@ -128,10 +128,10 @@ def _measure(values, starts, sizes, shapes, steps, run, entries, counts, group, 
                 for i in range(counts[order[f]]):
                     entry = entries[row + i]
                     position = (g * area + f) * lanes + (entry >> 16)
-                    gap, magnitude = position - previous - 1, abs(np.int64(np.int16(entry))) - 1
+                    gap, level = position - previous - 1, (entry & 0xFFFF) >> 1
                     histograms[0, symbol_of(gap)] += 1
-                    histograms[1, symbol_of(magnitude)] += 1
-                    bits += np.int64(extra_bits_of(gap) + extra_bits_of(magnitude)) + 1
+                    histograms[1, symbol_of(level)] += 1
+                    bits += np.int64(extra_bits_of(gap) + extra_bits_of(level)) + 1
                     previous = position
         gap_cost = table_costs[cheapest_table(histograms[0], table_costs)]
         level_cost = table_costs[cheapest_table(histograms[1], table_costs)]
