@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from itertools import groupby
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -99,20 +100,30 @@ def refuse_bad_tensor(bad: int, layout: Layout) -> None:
 def _encode_raw(
     values: Vector, layout: Layout, headers: NDArray[np.void], kept: Vector | None
 ) -> list[NDArray[Any]]:
-    """Return the bytes of the tensors sent as floats; fill `kept` for all that have no blocks."""
+    """Return the bytes of the tensors sent as floats; fill `kept` for all that have no blocks.
+
+    Tensors of one kind that follow each other are handled together: there may be many small ones.
+    """
     parts: list[NDArray[Any]] = []
-    kinds, exponents = headers["kind"].tolist(), headers["exponent"].tolist()
-    for index in np.flatnonzero(headers["kind"] < stream.FIRST_BLOCK_KIND).tolist():
-        own = values[layout.offsets[index] : layout.offsets[index + 1]]
-        sent: Vector | float = 0.0
-        if kinds[index] == stream.HALF:
-            scale = np.float32(2.0 ** exponents[index])
+    kinds = headers["kind"].tolist()
+    without_blocks = np.flatnonzero(headers["kind"] < stream.FIRST_BLOCK_KIND).tolist()
+    for kind, run in groupby(without_blocks, kinds.__getitem__):
+        indices = list(run)
+        bounds = [(layout.offsets[index], layout.offsets[index + 1]) for index in indices]
+        own = np.concatenate([values[start:end] for start, end in bounds])
+        left = own
+        if kind == stream.HALF:
+            scale = np.ldexp(np.float32(1), headers["exponent"][indices])
+            scale = np.repeat(scale, [end - start for start, end in bounds])
             half = (own / scale).astype("<f2")
-            sent = half.astype(np.float32) * scale if kept is not None else 0.0
             parts.append(half)
-        elif kinds[index] == stream.FULL:
-            sent = own
+            left = own - half.astype(np.float32) * scale if kept is not None else own
+        elif kind == stream.FULL:
             parts.append(own.astype("<f4"))
+            left = np.zeros_like(own)
         if kept is not None:
-            np.subtract(own, sent, out=kept[layout.offsets[index] : layout.offsets[index + 1]])
+            at = 0
+            for start, end in bounds:
+                kept[start:end] = left[at : at + end - start]
+                at += end - start
     return parts

@@ -5,9 +5,11 @@ can be checked without decoding symbols and hands out arrays of fixed types; a
 backend never looks at a length that it has not been through.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -64,9 +66,9 @@ def block_of_kind(kind: int) -> int:
 TILE_START, TILE_BLOCKS, TILE_SIZE, TILE_SIDE, TILE_CHUNK_LOG2, TILE_FIRST_CHUNK, TILE_TENSOR = range(7)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Geometry:
-    """Where the parts of a stream with given tensor headers lie."""
+    """Where the parts of a stream with given tensor headers lie. Equal only to itself."""
 
     tiles: NDArray[np.int64]  # [tiles, 7]
     chunks: int
@@ -180,20 +182,28 @@ def _check_headers(headers: NDArray[np.void]) -> None:
 
 def raw_values(stream: Stream, layout: Layout) -> list[tuple[int, NDArray[np.float32]]]:
     """Return (start, values) of the tensors that are sent as plain floats."""
-    tensors = []
-    for index, at in stream.geometry.raw:
-        size = layout.sizes[index]
-        half = int(stream.headers["kind"][index]) == HALF
-        body = stream.payload[at : at + size * (2 if half else 4)]
-        if half:
-            scale = np.float32(2.0 ** int(stream.headers["exponent"][index]))
+    tensors: list[tuple[int, NDArray[np.float32]]] = []
+    kinds = stream.headers["kind"].tolist()
+    # Tensors of one kind lie end to end and are read together: there may be many small ones.
+    for kind, run in groupby(stream.geometry.raw, lambda entry: kinds[entry[0]]):
+        entries = list(run)
+        indices = [index for index, _ in entries]
+        sizes = [layout.sizes[index] for index in indices]
+        body = stream.payload[entries[0][1] :]
+        if kind == HALF:
+            scale = np.repeat(np.ldexp(np.float32(1), stream.headers["exponent"][indices]), sizes)
             with np.errstate(invalid="ignore"):  # a NaN is refused below
-                values = body.view("<f2").astype(np.float32) * scale
+                values = body[: 2 * scale.size].view("<f2").astype(np.float32) * scale
         else:
-            values = body.view("<f4").astype(np.float32)
+            values = body[: 4 * sum(sizes)].view("<f4").astype(np.float32)
+        ends = list(accumulate(sizes))
         if not np.isfinite(values).all():
-            raise StreamError(f"tensor {index} holds NaN or infinity", hint=HINT)
-        tensors.append((layout.offsets[index], values))
+            bad = bisect_right(ends, int(np.argmin(np.isfinite(values))))
+            raise StreamError(f"tensor {indices[bad]} holds NaN or infinity", hint=HINT)
+        tensors += [
+            (layout.offsets[index], values[end - size : end])
+            for index, size, end in zip(indices, sizes, ends, strict=True)
+        ]
     return tensors
 
 

@@ -6,6 +6,7 @@ from a budget of bits (`codec/rate.py`).
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +31,10 @@ DEFAULT_BLOCK = 8
 CHUNK_OVERHEAD_BITS = 72
 # Tensors whose steps could leave the range of exponents.
 TOO_SMALL, TOO_LARGE, TOO_LARGE_FOR_HALF = 2.0**-80, 2.0**90, 2.0**110
+
+_KIND_OF_SIDE = np.zeros(max(stream.BLOCKS) + 1, np.uint8)
+for _side in stream.BLOCKS:
+    _KIND_OF_SIDE[_side] = stream.kind_of_block(_side)
 
 
 class Samples(Protocol):
@@ -78,8 +83,7 @@ def plan(
         return headers, bits_a_value
 
     rms = np.sqrt(energy / np.maximum(sizes, 1))
-    wanted = list_wanted(layout, options, coded.tolist())
-    sides = np.array([n for _, n in wanted]).reshape(coded.size, -1)  # [coded, forms]
+    wanted, sides = _forms(layout, options, tuple(coded.tolist()))
     samples = sample(wanted, rms)
     handicap = np.where(sides > 1, ADVANTAGE, 1.0)
 
@@ -90,6 +94,7 @@ def plan(
         form = np.argmin(loss, axis=1)
         return form, np.take_along_axis(bits, form[:, None], axis=1)[:, 0]
 
+    @cache  # the step that is chosen has often been looked at
     def at(relative: float) -> tuple[NDArray[np.int64], Floats]:
         bits, error = samples.costs(relative)
         return best(bits.reshape(sides.shape), error.reshape(sides.shape))
@@ -111,11 +116,19 @@ def plan(
             relative = step_on_curve(steps, total, budget_bits=budget)
     form, bits_a_value[coded] = at(relative)
     step = np.maximum(relative * rms[coded], largest[coded] / MAX_STEPS)
-    chosen = np.take_along_axis(sides, form[:, None], axis=1)[:, 0]
-    headers["kind"][coded] = [stream.kind_of_block(n) for n in chosen.tolist()]
+    headers["kind"][coded] = _KIND_OF_SIDE[sides[np.arange(coded.size), form]]
     headers["chunk_log2"][coded] = chunk_log2(bits_a_value[coded], chunk_bits)
     headers["mantissa"][coded], headers["exponent"][coded] = nearest(step)
     return headers, bits_a_value
+
+
+@lru_cache(maxsize=64)
+def _forms(
+    layout: Layout, options: Options, coded: tuple[int, ...]
+) -> tuple[tuple[tuple[int, int], ...], NDArray[np.int64]]:
+    """Return the wanted pairs of these tensors, and their block sizes as [coded, forms]."""
+    wanted = tuple(list_wanted(layout, options, coded))
+    return wanted, np.array([n for _, n in wanted]).reshape(len(coded), -1)
 
 
 def list_wanted(layout: Layout, options: Options, tensors: Sequence[int]) -> list[tuple[int, int]]:
@@ -143,4 +156,5 @@ def natural_block(shape: tuple[int, ...], default: int) -> int:
 def chunk_log2(bits_a_value: Floats, chunk_bits: int = CHUNK_BITS) -> NDArray[np.int64]:
     """Return the log2 of the chunk sizes that give about `chunk_bits`."""
     wanted = np.rint(np.log2(chunk_bits / np.maximum(bits_a_value, 1e-6)))
-    return np.clip(wanted, stream.MIN_CHUNK_LOG2, stream.MAX_CHUNK_LOG2).astype(np.int64)
+    fitting = np.minimum(np.maximum(wanted, stream.MIN_CHUNK_LOG2), stream.MAX_CHUNK_LOG2)
+    return fitting.astype(np.int64)

@@ -52,8 +52,8 @@ def nearest(step: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.in
 
 def of_headers(headers: NDArray[np.void], largest: NDArray[np.float64] | None = None) -> Steps:
     """Derive the steps; an encoder gives each tensor's largest magnitude as well."""
-    mantissa = np.clip(headers["mantissa"], MIN_MANTISSA, MAX_MANTISSA).astype(np.int32)
-    exponent = np.clip(headers["exponent"], MIN_EXPONENT, MAX_EXPONENT).astype(np.int32)
+    mantissa = np.minimum(np.maximum(headers["mantissa"], MIN_MANTISSA), MAX_MANTISSA).astype(np.int32)
+    exponent = np.minimum(np.maximum(headers["exponent"], MIN_EXPONENT), MAX_EXPONENT).astype(np.int32)
     step = np.ldexp(mantissa.astype(np.float64), exponent)
     magic = np.zeros_like(step)
     if largest is not None:
