@@ -21,8 +21,9 @@ MARGINAL_GAIN = 1 - 2 * 11 / 32
 
 
 LOWEST_STEP, HIGHEST_STEP = 2.0**-8, 2.0**10
-_CLOSE = 0.005  # of the logarithm of the budget
-_LOOKS = 24
+_CLOSE = 0.01  # of the logarithm of the bits
+_REACH = 0.7  # how far a step must go for a change of the bits, both in logarithms
+_LOOKS = 32
 
 
 def typical_step(bits_a_value: float) -> float:
@@ -36,36 +37,37 @@ def typical_step(bits_a_value: float) -> float:
 def common_step(modelled_bits: Callable[[float], float], *, budget_bits: float, start: float = 1.4) -> float:
     """Return the relative step at which `modelled_bits` (falling) meets the budget.
 
-    Brackets from `start`; the rate is close to a power of the step between two of them, so
-    few looks are needed. Every other look halves the bracket, so that a rate which falls
+    Between two steps near each other the rate is close to a power of the step, so few looks are
+    needed: each goes where the line through two others meets the budget, in logarithms. Once the
+    budget lies between two looks, every other one halves what is left, so that a rate which falls
     off a cliff is found as well.
     """
     if budget_bits <= 0:
         return HIGHEST_STEP
     target = math.log(budget_bits)
-    low, high = start / math.sqrt(2), start * math.sqrt(2)
-    at_low, at_high = _log_bits(modelled_bits, low), _log_bits(modelled_bits, high)
-    while at_low < target and low > LOWEST_STEP:
-        low, high, at_high = max(low / 2, LOWEST_STEP), low, at_low
-        at_low = _log_bits(modelled_bits, low)
-    while at_high > target and high < HIGHEST_STEP:
-        low, high, at_low = high, min(high * 2, HIGHEST_STEP), at_high
-        at_high = _log_bits(modelled_bits, high)
-    if at_low <= target:
-        return low
-    for look in range(_LOOKS):
-        if high / low < 1.005 or at_high >= target:
-            break
-        share = (at_low - target) / (at_low - at_high) if look % 2 == 0 else 0.5
-        middle: float = low * (high / low) ** share
-        at_middle = _log_bits(modelled_bits, middle)
-        if abs(at_middle - target) < _CLOSE:
-            return middle
-        if at_middle > target:
-            low, at_low = middle, at_middle
+    low, high = LOWEST_STEP, HIGHEST_STEP
+    too_many = too_few = math.nan  # by how much the logarithm is off at `low` and `high`, once known
+    step, reach, between = start, _REACH, 0
+    before = (start, 0.0)
+    for _ in range(_LOOKS):
+        off = _log_bits(modelled_bits, step) - target
+        if abs(off) < _CLOSE:
+            return step
+        if off > 0:
+            low, too_many = step, off
         else:
-            high, at_high = middle, at_middle
-    return high
+            high, too_few = step, off
+        if high / low < 1.005:
+            break
+        if math.isnan(too_many + too_few):
+            if before[1] and before[1] != off:
+                reach = max(math.log(step / before[0]) / (before[1] - off), _REACH / 4)
+            before = (step, off)
+            step = min(max(step * math.exp(reach * off), step / 4, LOWEST_STEP), step * 4, HIGHEST_STEP)
+        else:
+            between += 1
+            step = low * (high / low) ** (too_many / (too_many - too_few) if between % 2 else 0.5)
+    return high if high > LOWEST_STEP else low
 
 
 def rate_weight(bits_a_value: NDArray[np.float64]) -> NDArray[np.float64]:
