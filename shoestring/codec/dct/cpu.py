@@ -5,12 +5,14 @@ together, so the cost of a call does not grow with the number of tensors. Scratc
 memory belongs to a thread and is kept between calls.
 """
 
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Vector
+from shoestring.codec.dct import pull
 from shoestring.codec.dct.entropy import (
     CHUNK_COLUMNS,
     END,
@@ -23,7 +25,6 @@ from shoestring.codec.dct.entropy import (
     TAIL,
     TILE,
     choose_tables,
-    decode_chunk,
     pack_pairs,
     push_chunks,
     write_chunk,
@@ -47,10 +48,11 @@ from shoestring.codec.dct.jit import Kernel, decode_jit, encode_jit, specialise
 from shoestring.codec.dct.lanes import inverse_8
 from shoestring.codec.dct.lists import FEW, group_room, list_order, lister
 from shoestring.codec.dct.measure import costs, scan
+from shoestring.codec.dct.plan import CHUNK_BITS
 from shoestring.codec.dct.sampling import lanes_of
-from shoestring.codec.dct.scratch import clean_room, owned, room, run_parts
+from shoestring.codec.dct.scratch import balance, clean_room, owned, room, run_parts
 from shoestring.codec.dct.steps import Steps
-from shoestring.codec.dct.tables import SYMBOLS, TABLES
+from shoestring.codec.dct.tables import SLOT, SYMBOLS, TABLES
 from shoestring.codec.dct.transform import inverse_block, inverse_group, to_value
 from shoestring.errors import StreamError
 
@@ -61,12 +63,13 @@ _NOTHING = np.empty(0, np.float32)
 PADDING = 17
 # Pairs are pushed when there are so many: few enough to be still in a near cache.
 PAIRS_AT_ONCE = 1 << 15
+_WORTH_A_THREAD = 300_000  # nanoseconds of work: to wake a thread takes some 50,000
 
 # Stand for a block size, its area, the blocks of a group, the list of each frequency and
 # kernels for it (`specialise`).
 n = area = width = 0
 order = np.zeros(1, np.int64)
-make_lists = inverse = inverse_few = add_blocks = add_few = add_many = None
+make_lists = inverse = inverse_few = scatter = scatter_planar = add_few = add_many = None
 
 
 @decode_jit
@@ -133,21 +136,36 @@ def _encoder(n: int) -> Kernel:
     return specialise(encode_jit, _encode_tiles, n, area=n * n, order=list_order(n), make_lists=lister(n))
 
 
-def _add_few(out, blocks, positions, levels, count, codes, rows, mantissa, scale, weight, y):
-    """Invert the blocks that hold codes one by one."""
-    row_end = 0
-    f = u = 0
-    for i in range(count):
-        position = np.int64(positions[i])
-        if position >= blocks * area:
-            break
+@decode_jit
+def _code(entry):
+    """Return the code of an entry (`lists.py`)."""
+    magnitude = np.int32((entry & 0xFFFF) >> 1) + np.int32(1)
+    return np.int32(-magnitude if entry & 1 else magnitude)
+
+
+@decode_jit
+def _add_rest(out, entries, mantissa, scale, weight):
+    for entry in entries:
+        out[entry >> 16] += weight * to_value(_code(entry) << 18, mantissa, scale)
+
+
+def _scatter(entries, blocks, codes, rows):
+    """Write codes block after block, and to `rows` which rows of a block have any."""
+    row_end = g = u = 0
+    for entry in entries:
+        position = entry >> 16
         if position >= row_end:
             f = position // blocks
             row_end = (f + 1) * blocks
-            u = f // n
+            g, u = order[f], f // n
         b = position - row_end + blocks
-        codes[b * area + f] = levels[i]
+        codes[b * area + g] = _code(entry)
         rows[b] |= np.uint64(1) << np.uint64(u)
+
+
+def _add_few(out, blocks, codes, rows, mantissa, scale, weight, s, values):
+    """Invert the blocks that hold codes one by one."""
+    y = s.reshape(area * width)[:area]
     for b in range(blocks):
         if rows[b]:
             block = codes[b * area : (b + 1) * area]
@@ -159,21 +177,33 @@ def _add_few(out, blocks, positions, levels, count, codes, rows, mantissa, scale
             rows[b] = 0
 
 
-def _add_many(out, blocks, positions, levels, count, codes, rows, mantissa, scale, weight, s, values):
-    """Invert group after group; blocks without codes stay untouched here too."""
-    stride = blocks + PADDING
-    row_end = 0
-    shift = 0
-    for i in range(count):
-        position = np.int64(positions[i])
-        if position >= blocks * area:
-            break
+def _add_8(out, blocks, codes, rows, mantissa, scale, weight, s, values):
+    """Do the same in registers."""
+    for b in range(blocks):
+        if rows[b]:
+            rows[b] = 0
+            inverse_8(codes, b * 64, mantissa, scale, values)
+            block, target = codes[b * 64 : b * 64 + 64], out[b * 64 : b * 64 + 64]
+            for i in range(64):
+                target[i] += weight * values[i]
+                block[i] = 0
+
+
+def _scatter_planar(entries, blocks, codes, rows):
+    row_end = shift = 0
+    for entry in entries:
+        position = entry >> 16
         if position >= row_end:
             f = position // blocks
             row_end = (f + 1) * blocks
             shift = f * PADDING
-        codes[position + shift] = levels[i]
+        codes[position + shift] = _code(entry)
         rows[position - row_end + blocks] = 1
+
+
+def _add_many(out, blocks, codes, rows, mantissa, scale, weight, s, values):
+    """Invert group after group; blocks without codes stay untouched here too."""
+    stride = blocks + PADDING
     for first in range(0, blocks, width):
         lanes = min(width, blocks - first)
         for f in range(area):
@@ -193,89 +223,66 @@ def _add_many(out, blocks, positions, levels, count, codes, rows, mantissa, scal
                     target[f] += values[f, b]
 
 
-def _add_8(out, blocks, positions, levels, count, codes, rows, mantissa, scale, weight, s, values):
-    """Invert the blocks that hold codes one by one, in registers."""
-    row_end = 0
-    g = 0
-    for i in range(count):
-        position = np.int64(positions[i])
-        if position >= blocks * 64:
-            break
-        if position >= row_end:
-            f = position // blocks
-            row_end = (f + 1) * blocks
-            g = order[f]
-        b = position - row_end + blocks
-        codes[b * 64 + g] = levels[i]
-        rows[b] = 1
-    for b in range(blocks):
-        if rows[b]:
-            rows[b] = 0
-            inverse_8(codes, b * 64, mantissa, scale, values)
-            block, target = codes[b * 64 : b * 64 + 64], out[b * 64 : b * 64 + 64]
-            for i in range(64):
-                target[i] += weight * values[i]
-                block[i] = 0
-
-
-def _add_groups(out, blocks, positions, levels, count, codes, rows, mantissa, scale, weight, s, values):
-    if count * FEW < out.size:
-        y = s.reshape(area * width)[:area]
-        add_few(out, blocks, positions, levels, count, codes, rows, mantissa, scale, weight, y)
-    else:
-        add_many(out, blocks, positions, levels, count, codes, rows, mantissa, scale, weight, s, values)
-
-
-def _decode_tiles(
-    out, tiles, starts, positions, levels, counts, codes, rows, mantissas, scales, weight, s, values
-):
+def _add_tiles(out, tiles, starts, entries, counts, codes, rows, mantissas, scales, weight, s, values):
+    """Add the decoded tiles; `codes` and `rows` are zero before and after each."""
     for k in range(tiles.shape[0]):
         start, size, blocks = tiles[k, TILE_START], tiles[k, TILE_SIZE], tiles[k, TILE_BLOCKS]
-        at, count = starts[k], counts[k]
+        first, chunk_log2 = tiles[k, TILE_FIRST_CHUNK], tiles[k, TILE_CHUNK_LOG2]
         mantissa, scale = mantissas[tiles[k, TILE_TENSOR]], scales[tiles[k, TILE_TENSOR]]
         target = out[start : start + size]
-        own, own_levels = positions[at : at + count], levels[at : at + count]
-        plain = 0
-        if n > 1:
-            plain = blocks * area
-            add_blocks(
-                target, blocks, own, own_levels, count, codes, rows, mantissa, scale, weight, s, values
-            )
-        for i in range(np.searchsorted(own, plain), count):
-            level = np.int32(own_levels[i])
-            target[own[i]] += weight * to_value(level << 18, mantissa, scale)
+        own_counts = counts[first : first + ((size - 1) >> chunk_log2) + 1]
+        plain = blocks * area if n > 1 else 0
+        many = n != 8 and own_counts.sum() * FEW >= size
+        for c in range(own_counts.size):
+            at = starts[k] + (c << chunk_log2)
+            own = entries[at : at + own_counts[c]]
+            cut = own.size
+            if cut and own[-1] >> 16 >= plain:
+                cut = np.searchsorted(own, plain << 16)
+                _add_rest(target, own[cut:], mantissa, scale, weight)
+            if n > 1:
+                if many:
+                    scatter_planar(own[:cut], blocks, codes, rows)
+                else:
+                    scatter(own[:cut], blocks, codes, rows)
+        if n > 1 and many:
+            add_many(target, blocks, codes, rows, mantissa, scale, weight, s, values)
+        elif n > 1:
+            add_few(target, blocks, codes, rows, mantissa, scale, weight, s, values)
 
 
 @cache
-def _decoder(n: int) -> Kernel:
-    constants = {"n": n, "area": n * n, "width": lanes_of(n)}
+def _adder(n: int) -> Kernel:
+    constants = {"n": n, "area": n * n, "width": lanes_of(n), "order": list_order(n)}
     if n == 8:
-        blocks = specialise(decode_jit, _add_8, n, order=list_order(8))
+        few = many = specialise(decode_jit, _add_8, n)
     else:
         few = specialise(decode_jit, _add_few, n, inverse_few=inverse_block(n), **constants)
         many = specialise(decode_jit, _add_many, n, inverse=inverse_group(n), **constants)
-        blocks = specialise(decode_jit, _add_groups, n, add_few=few, add_many=many, **constants)
-    return specialise(decode_jit, _decode_tiles, n, add_blocks=blocks, **constants)
+    scatters = {
+        "scatter": specialise(decode_jit, _scatter, n, **constants),
+        "scatter_planar": specialise(decode_jit, _scatter_planar, n, **constants),
+    }
+    return specialise(decode_jit, _add_tiles, n, add_few=few, add_many=many, **scatters, **constants)
 
 
 @decode_jit
-def _decode_lists(tiles, starts, words, word_starts, headers, positions, levels, counts):
-    """Decode the chunks of these tiles into lists; return the first bad chunk, or -1."""
+def _decode_tiles(tiles, starts, words, word_starts, headers, slots, infos, entries, counts):
+    """Decode the chunks of these tiles, each to where its codes would be; return -1 or a bad one."""
+    total = 0
     for k in range(tiles.shape[0]):
-        size = tiles[k, TILE_SIZE]
-        chunk_size = np.int64(1) << tiles[k, TILE_CHUNK_LOG2]
-        chunk = tiles[k, TILE_FIRST_CHUNK]
-        at = starts[k]
+        total += ((tiles[k, TILE_SIZE] - 1) >> tiles[k, TILE_CHUNK_LOG2]) + 1
+    chunks = np.empty((total, 4), np.int64)
+    at = 0
+    for k in range(tiles.shape[0]):
+        size, chunk_size = tiles[k, TILE_SIZE], np.int64(1) << tiles[k, TILE_CHUNK_LOG2]
+        number = tiles[k, TILE_FIRST_CHUNK]
         for begin in range(0, size, chunk_size):
-            own = words[word_starts[chunk] : word_starts[chunk + 1]]
-            length = min(chunk_size, size - begin)
-            count = decode_chunk(own, headers[chunk], begin, length, positions[at:], levels[at:])
-            if count < 0:
-                return chunk
-            at += count
-            chunk += 1
-        counts[k] = at - starts[k]
-    return -1
+            chunks[at, pull.NUMBER], chunks[at, pull.BEGIN] = number, begin
+            chunks[at, pull.SIZE], chunks[at, pull.OUT] = min(chunk_size, size - begin), starts[k] + begin
+            number += 1
+            at += 1
+    return pull.pull_chunks(chunks, words, word_starts, headers, slots, infos, entries, counts)
 
 
 def _inverse_room(n: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -285,14 +292,44 @@ def _inverse_room(n: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     return owned(f"inverse_{n}", lambda: (np.zeros(shape, np.int32), np.zeros(values, np.float32)))
 
 
-def _split(tiles: NDArray[np.int64], threads: int) -> list[tuple[int, NDArray[np.int64]]]:
-    """Group tiles by block size and cut each group into about equal parts: (n, tile numbers)."""
+@dataclass(frozen=True)
+class _Part:
+    """Tiles of one block size that a thread codes, and how much memory that takes."""
+
+    n: int
+    numbers: NDArray[np.int64]
+    tiles: NDArray[np.int64]
+    starts: NDArray[np.int64]  # of each tile, if all tiles lay end to end
+    most: int  # values of a tile
+    blocks: int  # of a tile
+    total: int  # values
+    chunks: int
+
+
+@lru_cache(maxsize=256)
+def _deal(geometry: Geometry, threads: int, decoding: bool = False) -> list[list[_Part]]:
+    """Say which thread codes which tiles; fewer threads than allowed where they would not pay."""
+    tiles = geometry.tiles
+    # About how many nanoseconds a value takes, and a bit; chunks have about as many bits each.
+    value = np.where(tiles[:, TILE_SIDE] == 1, 0.1, np.where(tiles[:, TILE_SIDE] == 8, 0.3, 1.0))
+    bits = CHUNK_BITS / (1 << tiles[:, TILE_CHUNK_LOG2])
+    weights = tiles[:, TILE_SIZE] * (value + 2 * bits)
+    if decoding:
+        weights = tiles[:, TILE_SIZE] * (value * (tiles[:, TILE_SIDE] > 1) + 1.5 * bits)
+    threads = min(threads, 1 + int(weights.sum() / _WORTH_A_THREAD))
+    chunks = -(-tiles[:, TILE_SIZE] >> tiles[:, TILE_CHUNK_LOG2])
+    starts = np.cumsum(tiles[:, TILE_SIZE]) - tiles[:, TILE_SIZE]
     parts = []
-    for n in np.unique(tiles[:, TILE_SIDE]):
-        chosen = np.flatnonzero(tiles[:, TILE_SIDE] == n)
-        ends = np.cumsum(tiles[chosen, TILE_SIZE])
-        cuts = np.searchsorted(ends, ends[-1] * np.arange(1, threads) / threads) if threads > 1 else []
-        parts += [(int(n), part) for part in np.split(chosen, cuts) if part.size]
+    for dealt in balance(weights.tolist(), threads):
+        part = []
+        for n in np.unique(tiles[dealt, TILE_SIDE]).tolist():
+            own = np.array([k for k in dealt if tiles[k, TILE_SIDE] == n])
+            sizes, blocks = tiles[own, TILE_SIZE], tiles[own, TILE_BLOCKS]
+            most, total = int(sizes.max()), int(sizes.sum())
+            part.append(
+                _Part(n, own, tiles[own], starts[own], most, int(blocks.max()), total, int(chunks[own].sum()))
+            )
+        parts.append(part)
     return parts
 
 
@@ -306,18 +343,14 @@ def encode(
     headers = np.zeros(geometry.chunks, CHUNK)
     words: list[NDArray[np.uint16]] = [np.empty(0, np.uint16)] * len(geometry.tiles)
 
-    def encode_part(part: tuple[int, NDArray[np.int64]]) -> int:
-        n, numbers = part
-        tiles = geometry.tiles[numbers]
-        sizes = tiles[:, TILE_SIZE]
-        most, total = int(sizes.max()), int(sizes.sum())
-        chunks = int((-(-sizes >> tiles[:, TILE_CHUNK_LOG2])).sum())
+    def encode_part(part: _Part) -> int:
+        n, chunks = part.n, part.chunks
         lists = (
-            room("entries", most + (PADDING + 1) * (n * n + 1), np.int64),
+            room("entries", part.most + (PADDING + 1) * (n * n + 1), np.int64),
             room("counts", n * n + 1, np.int64),
-            room("planar", most, np.int64),
+            room("planar", part.most, np.int64),
         )
-        pairs = PAIRS_AT_ONCE + most
+        pairs = PAIRS_AT_ONCE + part.most
         coder = (
             room("pairs", pairs, np.uint64),
             room("chunks", CHUNK_COLUMNS * chunks, np.int64)[: CHUNK_COLUMNS * chunks].reshape(chunks, -1),
@@ -326,58 +359,56 @@ def encode(
             room("histograms", 4 * SYMBOLS, np.int32).reshape(4, SYMBOLS),
             room("costs", TABLES, np.int32),
         )
-        out = room("out", PAIR_WORDS * total + (STATE_WORDS + PAIR_WORDS) * chunks, np.uint16)
-        counts = np.zeros(len(tiles), np.int64)
-        keep = kept is not None
-        too_large = _encoder(n)(
-            values, tiles, steps.arrays, lists, group_room(n), coder, out, counts, headers,
-            keep, kept if keep else _NOTHING,
+        out = room("out", PAIR_WORDS * part.total + (STATE_WORDS + PAIR_WORDS) * chunks, np.uint16)
+        counts = np.zeros(len(part.tiles), np.int64)
+        too_large: int = _encoder(n)(
+            values, part.tiles, steps.arrays, lists, group_room(n), coder, out, counts, headers,
+            kept is not None, _NOTHING if kept is None else kept,
         )  # fmt: skip
         if too_large >= 0:
-            return int(too_large)
+            return too_large
         ends = np.cumsum(counts)
         written = out[: ends[-1]].copy()  # the next part overwrites `out`
-        for number, end, count in zip(numbers.tolist(), ends.tolist(), counts.tolist(), strict=True):
+        for number, end, count in zip(part.numbers.tolist(), ends.tolist(), counts.tolist(), strict=True):
             words[number] = written[end - count : end]
         return -1
 
-    too_large = max(run_parts(threads, encode_part, _split(geometry.tiles, threads)), default=-1)
+    def encode_parts(parts: list[_Part]) -> int:
+        return max(encode_part(part) for part in parts)
+
+    too_large = max(run_parts(threads, encode_parts, _deal(geometry, threads)), default=-1)
     return headers, words, too_large
 
 
 def decode(stream: Stream, steps: Steps, out: Vector, weight: np.float32, threads: int) -> None:
     """Add the decoded tiles times `weight` onto `out`; touch it only if all of them are valid."""
     geometry = stream.geometry
-    parts = _split(geometry.tiles, threads)
-    total = int(geometry.tiles[:, TILE_SIZE].sum())
-    positions, levels = room("list_positions", total, np.int32), room("list_levels", total, np.int16)
-    counts = np.zeros(len(geometry.tiles), np.int64)
-    starts = np.cumsum(geometry.tiles[:, TILE_SIZE]) - geometry.tiles[:, TILE_SIZE]
+    entries = room("entries", int(geometry.tiles[:, TILE_SIZE].sum()), np.int64)
+    counts = np.empty(geometry.chunks, np.int64)
 
-    def decode_lists(part: tuple[int, NDArray[np.int64]]) -> int:
-        _, numbers = part
-        own = np.zeros(len(numbers), np.int64)
-        bad = _decode_lists(
-            geometry.tiles[numbers], starts[numbers], stream.words, stream.word_starts, stream.chunks,
-            positions, levels, own,
-        )  # fmt: skip
-        counts[numbers] = own
-        return int(bad)
+    def decode_parts(parts: list[_Part]) -> int:
+        bad: int = -1
+        for part in parts:
+            found = _decode_tiles(
+                part.tiles, part.starts, stream.words, stream.word_starts, stream.chunks,
+                SLOT, pull.PULLS, entries, counts,
+            )  # fmt: skip
+            bad = max(bad, found)
+        return bad
 
-    bad = max(run_parts(threads, decode_lists, parts), default=-1)
+    def add_parts(parts: list[_Part]) -> None:
+        _, _, _, mantissas, scales = steps.arrays
+        for part in parts:
+            n = part.n
+            _adder(n)(
+                out, part.tiles, part.starts, entries, counts,
+                clean_room("codes", part.most + PADDING * n * n if n > 1 else 1, np.int16),
+                clean_room("rows", part.blocks if n > 1 else 1, np.uint64),
+                mantissas, scales, weight, *_inverse_room(n),
+            )  # fmt: skip
+
+    dealt = _deal(geometry, threads, decoding=True)
+    bad = max(run_parts(threads, decode_parts, dealt), default=-1)
     if bad >= 0:
         raise StreamError(f"chunk {bad} is damaged", hint=HINT)
-
-    def add(part: tuple[int, NDArray[np.int64]]) -> None:
-        n, numbers = part
-        tiles = geometry.tiles[numbers]
-        most, blocks = int(tiles[:, TILE_SIZE].max()), int(tiles[:, TILE_BLOCKS].max())
-        _, _, _, mantissas, scales = steps.arrays
-        _decoder(n)(
-            out, tiles, starts[numbers], positions, levels, counts[numbers],
-            clean_room("codes", most + PADDING * n * n if n > 1 else 1, np.int16),
-            clean_room("rows", blocks if n > 1 else 1, np.uint64),
-            mantissas, scales, weight, *_inverse_room(n),
-        )  # fmt: skip
-
-    run_parts(threads, add, parts)
+    run_parts(threads, add_parts, dealt)

@@ -1,24 +1,23 @@
-"""Compiled entropy coder: the codes of one chunk to 16-bit words, and back.
+"""Compiled entropy coder: the codes of chunks to 16-bit words. `pull.py` is the way back.
 
 Two range variants of asymmetric numeral systems (rANS, Duda 2013) run side by side
 over one sequence of words: one state for gaps, one for levels, so that a processor
 works on both at once. A state holds 32 bits and trades 16 at a time; an encoder goes
-backwards through the codes, a decoder forwards.
+backwards through the codes, a decoder forwards. Each step waits for the one before it,
+so both take two chunks at a time, and neither branches on what a state needs.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoestring.codec.dct.format import MAX_LEVEL, STATE_WORDS
+from shoestring.codec.dct.format import STATE_WORDS
 from shoestring.codec.dct.jit import decode_jit
 from shoestring.codec.dct.lanes import leading_zeros
-from shoestring.codec.dct.tables import COST, CUM, EXTRA, FREQ, PROBABILITY_BITS, SLOT, START, SYMBOLS, TABLES
+from shoestring.codec.dct.tables import COST, CUM, EXTRA, FREQ, PROBABILITY_BITS, SYMBOLS, TABLES
 
 LOWEST = 1 << 16  # a state's smallest value, and what both begin and end with
 
 _COST = np.ascontiguousarray(COST.T)  # [SYMBOLS, TABLES]
-_RANGE = (FREQ | CUM << 16).astype(np.uint32)  # [TABLES, SYMBOLS]
-_EXTRA = EXTRA.astype(np.int64)
 
 # What an encoder needs to push a symbol and its bits, [gap or level, TABLES, SYMBOLS * columns]:
 # the first state that spills before the bits, how many these are, the first that spills before
@@ -44,12 +43,9 @@ def _pushes() -> NDArray[np.uint64]:
 
 PUSHES = _pushes()
 
-_SLOT_MASK = np.uint64((1 << PROBABILITY_BITS) - 1)
-_PROBABILITY_BITS = np.uint64(PROBABILITY_BITS)
 _LOWEST = np.uint64(LOWEST)
-_MASK8, _MASK16 = np.uint64(0xFF), np.uint64(0xFFFF)
-_ZERO, _ONE, _FOUR, _SIXTEEN, _TWENTY, _THIRTY_TWO = (np.uint64(k) for k in (0, 1, 4, 16, 20, 32))
-_SIXTY_TWO = np.uint64(62)
+_MASK16 = np.uint64(0xFFFF)
+_ZERO, _ONE, _SIXTEEN, _THIRTY_TWO, _SIXTY_TWO = (np.uint64(k) for k in (0, 1, 16, 32, 62))
 
 # A pair as an encoder keeps it, four numbers of 16 bits: what places the gap within its symbol,
 # where that symbol is in a row of PUSHES, and the same of the level, with its sign.
@@ -240,72 +236,3 @@ def write_chunk(chunk, words, out):
     out[STATE_WORDS : STATE_WORDS + count] = words[chunk[BEGIN] : chunk[END]]
     count += STATE_WORDS
     return count, np.uint32(count | chunk[GAP_TABLE] << 18 | chunk[LEVEL_TABLE] << 25)
-
-
-@decode_jit
-def decode_chunk(words, header, begin, size, positions, levels):
-    """Write positions (from `begin` on) and levels of a chunk's codes; return how many, or -1.
-
-    -1 stands for words that are not a chunk.
-
-    `words` are the chunk's own words alone, so a read past them is a damaged stream.
-    """
-    if words.size == 0:
-        return 0
-    if words.size < STATE_WORDS:
-        return -1
-    gap_table = np.int64(header >> np.uint32(18)) & 127
-    level_table = np.int64(header >> np.uint32(25))
-    gap_slot, gap_range = SLOT[gap_table], _RANGE[gap_table]
-    level_slot, level_range = SLOT[level_table], _RANGE[level_table]
-    gap_state = np.uint64(words[0]) | np.uint64(words[1]) << _SIXTEEN
-    level_state = np.uint64(words[2]) | np.uint64(words[3]) << _SIXTEEN
-    if gap_state < _LOWEST or level_state < _LOWEST:
-        return -1
-    at = STATE_WORDS
-    last = words.size - 1
-    position = 0
-    count = 0
-    while position < size:
-        # A read past the end repeats the last word; `at` tells in the end.
-        slot = gap_state & _SLOT_MASK
-        symbol = gap_slot[slot]
-        span = np.uint64(gap_range[symbol])
-        gap_state = (span & _MASK16) * (gap_state >> _PROBABILITY_BITS) + slot - (span >> _SIXTEEN)
-        if gap_state < _LOWEST:
-            gap_state = gap_state << _SIXTEEN | np.uint64(words[min(at, last)])
-            at += 1
-        gap = np.int64(START[symbol])
-        if symbol >= 4:
-            bits = np.uint64(_EXTRA[symbol])
-            gap += np.int64(gap_state & ((_ONE << bits) - _ONE))
-            gap_state >>= bits
-            if gap_state < _LOWEST:
-                gap_state = gap_state << _SIXTEEN | np.uint64(words[min(at, last)])
-                at += 1
-        position += gap
-        if position >= size:
-            break
-        slot = level_state & _SLOT_MASK
-        symbol = level_slot[slot]
-        span = np.uint64(level_range[symbol])
-        level_state = (span & _MASK16) * (level_state >> _PROBABILITY_BITS) + slot - (span >> _SIXTEEN)
-        if level_state < _LOWEST:
-            level_state = level_state << _SIXTEEN | np.uint64(words[min(at, last)])
-            at += 1
-        bits = np.uint64(_EXTRA[symbol]) + _ONE
-        rest = np.int64(level_state & ((_ONE << bits) - _ONE))
-        level_state >>= bits
-        if level_state < _LOWEST:
-            level_state = level_state << _SIXTEEN | np.uint64(words[min(at, last)])
-            at += 1
-        level = np.int64(START[symbol]) + (rest >> 1) + 1
-        if level > MAX_LEVEL:
-            return -1
-        positions[count] = begin + position
-        levels[count] = -level if rest & 1 else level
-        count += 1
-        position += 1
-    if position != size or at != words.size or gap_state != _LOWEST or level_state != _LOWEST:
-        return -1
-    return count

@@ -6,7 +6,9 @@ at a step and how much error would be left: true costs on true codes, so that a 
 between transforms or steps needs no second encoding.
 """
 
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from shoestring.codec.dct.entropy import cheapest_table, extra_bits_of, symbol_o
 from shoestring.codec.dct.jit import Kernel, encode_jit, specialise, sum_jit
 from shoestring.codec.dct.lists import group_room, list_order, lister
 from shoestring.codec.dct.sampling import lanes_of, sample_shape
-from shoestring.codec.dct.scratch import room, run_parts
+from shoestring.codec.dct.scratch import balance, room, run_parts
 from shoestring.codec.dct.steps import ROUNDING
 from shoestring.codec.dct.tables import COST_ONE_BIT, SYMBOLS, TABLES
 
@@ -26,11 +28,12 @@ Floats = NDArray[np.float64]
 _NON_FINITE = np.int32(0x7F800000)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _SEGMENT = 1 << 16
+_WORTH_A_THREAD = 1 << 17  # sampled values
 
 
 @sum_jit
-def _scan(values, bits, starts, sizes, energy, top):
-    for k in range(starts.size):
+def _scan(values, bits, numbers, starts, sizes, energy, top):
+    for k in range(numbers.size):
         own = values[starts[k] : starts[k] + sizes[k]]
         own_bits = bits[starts[k] : starts[k] + sizes[k]]
         total = 0.0
@@ -39,13 +42,16 @@ def _scan(values, bits, starts, sizes, energy, top):
             value = np.float64(own[i])
             total += value * value
             largest = max(largest, own_bits[i] & _MAGNITUDE)
-        energy[k] = total
-        top[k] = largest
+        energy[numbers[k]] = total
+        top[numbers[k]] = largest
 
 
-@cache
-def _segments(layout: Layout) -> tuple[NDArray[np.int64], ...]:
-    """Cut all tensors into segments: (first segment of each tensor that has any, starts, sizes)."""
+@lru_cache(maxsize=64)
+def _segments(layout: Layout, threads: int) -> tuple[NDArray[np.int64], list[tuple[NDArray[np.int64], ...]]]:
+    """Cut all tensors that have values into segments.
+
+    Return the first segment of each tensor, and for each thread (numbers, starts, sizes) of its own.
+    """
     begins: list[int] = []
     starts: list[int] = []
     sizes: list[int] = []
@@ -55,7 +61,9 @@ def _segments(layout: Layout) -> tuple[NDArray[np.int64], ...]:
         for first in range(0, size, _SEGMENT):
             starts.append(offset + first)
             sizes.append(min(_SEGMENT, size - first))
-    return tuple(np.array(column, np.int64) for column in (begins, starts, sizes))
+    columns = (np.arange(len(starts)), np.array(starts, np.int64), np.array(sizes, np.int64))
+    parts = [tuple(column[own] for column in columns) for own in balance(sizes, threads)]
+    return np.array(begins, np.int64), parts
 
 
 def scan(values: Vector, layout: Layout, threads: int) -> tuple[Floats, Floats, int]:
@@ -63,24 +71,16 @@ def scan(values: Vector, layout: Layout, threads: int) -> tuple[Floats, Floats, 
     energy, largest = np.zeros(len(layout.sizes)), np.zeros(len(layout.sizes), np.int32)
     if not layout.total:
         return energy, largest.astype(np.float64), -1
-    begins, starts, sizes = _segments(layout)
-    sums, tops = np.empty(starts.size), np.empty(starts.size, np.int32)
+    begins, parts = _segments(layout, threads)
+    count = sum(numbers.size for numbers, _, _ in parts)
+    sums, tops = np.empty(count), np.empty(count, np.int32)
     bits = values.view(np.int32)
-
-    def scan_part(part: slice) -> None:
-        _scan(values, bits, starts[part], sizes[part], sums[part], tops[part])
-
-    run_parts(threads, scan_part, _parts(starts.size, threads))
+    run_parts(threads, lambda part: _scan(values, bits, *part, sums, tops), parts)
     filled = np.flatnonzero(layout.sizes)
     energy[filled] = np.add.reduceat(sums, begins)
     largest[filled] = np.maximum.reduceat(tops, begins)
     bad = np.flatnonzero(largest >= _NON_FINITE)
     return energy, largest.view(np.float32).astype(np.float64), int(bad[0]) if bad.size else -1
-
-
-def _parts(count: int, threads: int) -> list[slice]:
-    each = max(1, -(-count // threads))
-    return [slice(first, first + each) for first in range(0, count, each)]
 
 
 # Stand for a block's area, the list of each frequency and the lister of its size (`specialise`).
@@ -97,7 +97,7 @@ def _energy(x):
     return np.float64(total)
 
 
-def _measure(values, starts, sizes, shapes, steps, run, entries, counts, group, coder, results):
+def _measure(values, numbers, starts, sizes, shapes, steps, run, entries, counts, group, coder, results):
     """Write (bits, squared error in steps), both a value, of each tensor's sample.
 
     A sample is some groups of blocks, a group some runs of blocks from all over the tensor.
@@ -109,8 +109,8 @@ def _measure(values, starts, sizes, shapes, steps, run, entries, counts, group, 
         groups, runs, each = shapes[k, 0], shapes[k, 1], shapes[k, 2]
         lanes = runs * each
         apart = max(groups * runs - 1, 1)
-        inverse_step = np.float32(1 / steps[k])
-        threshold = np.float32((1 - ROUNDING) * steps[k])
+        inverse_step = np.float32(1 / steps[numbers[k]])
+        threshold = np.float32((1 - ROUNDING) * steps[numbers[k]])
         step = (inverse_step, threshold, np.float32(0), np.int32(0), np.float32(0))
         histograms[:] = 0
         bits = 0
@@ -136,8 +136,8 @@ def _measure(values, starts, sizes, shapes, steps, run, entries, counts, group, 
         gap_cost = table_costs[cheapest_table(histograms[0], table_costs)]
         level_cost = table_costs[cheapest_table(histograms[1], table_costs)]
         count = groups * lanes * area
-        results[k, 0] = (bits + np.float64(gap_cost + level_cost) / COST_ONE_BIT) / count
-        results[k, 1] = max(error, 0.0) / count
+        results[numbers[k], 0] = (bits + np.float64(gap_cost + level_cost) / COST_ONE_BIT) / count
+        results[numbers[k], 1] = max(error, 0.0) / count
 
 
 @cache
@@ -160,26 +160,48 @@ def _room_for(n: int) -> tuple[Any, ...]:
     )
 
 
+@dataclass(frozen=True)
+class _Samples:
+    """Samples of one block size that a thread measures: their numbers, and where they lie."""
+
+    n: int
+    numbers: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    shapes: NDArray[np.int64]
+
+
+@lru_cache(maxsize=64)
+def _deal(layout: Layout, wanted: tuple[tuple[int, int], ...], threads: int) -> list[list[_Samples]]:
+    """Say which thread measures which samples."""
+    shapes = np.array([sample_shape(layout.sizes[index], n) for index, n in wanted], np.int64).reshape(-1, 3)
+    weights = [float(shape.prod()) * n * n for shape, (_, n) in zip(shapes, wanted, strict=True)]
+    # Samples are small, and waking a thread takes time.
+    threads = min(threads, 1 + int(sum(weights)) // _WORTH_A_THREAD)
+    parts = []
+    for own in balance(weights, threads):
+        part = []
+        for n in sorted({wanted[k][1] for k in own}):
+            chosen = [k for k in own if wanted[k][1] == n and weights[k]]
+            if chosen:
+                starts = np.array([layout.offsets[wanted[k][0]] for k in chosen], np.int64)
+                sizes = np.array([layout.sizes[wanted[k][0]] for k in chosen], np.int64)
+                part.append(_Samples(n, np.array(chosen), starts, sizes, shapes[chosen]))
+        parts.append(part)
+    return parts
+
+
 def costs(
-    values: Vector, layout: Layout, wanted: list[tuple[int, int]], steps: Floats, threads: int
+    values: Vector, layout: Layout, wanted: Sequence[tuple[int, int]], steps: Floats, threads: int
 ) -> tuple[Floats, Floats]:
     """Return the bits, and the squared error in steps squared, a value, of each (tensor, n) at its step."""
     results = np.zeros((len(wanted), 2))
-    sides = np.array([n for _, n in wanted])
-    starts = np.array([layout.offsets[index] for index, _ in wanted], np.int64)
-    sizes = np.array([layout.sizes[index] for index, _ in wanted], np.int64)
-    shapes = np.array([sample_shape(layout.sizes[index], n) for index, n in wanted], np.int64)
-    blocks = shapes.prod(axis=1)
-    parts = []
-    for n in np.unique(sides).tolist():
-        chosen = np.flatnonzero((sides == n) & (blocks > 0))
-        parts += [(n, chosen[part]) for part in _parts(chosen.size, threads)]
 
-    def measure_part(part: tuple[int, NDArray[np.int64]]) -> None:
-        n, own = part
-        found = np.empty((own.size, 2))
-        _measurer(n)(values, starts[own], sizes[own], shapes[own], steps[own], *_room_for(n), found)
-        results[own] = found
+    def measure_part(part: list[_Samples]) -> None:
+        for own in part:
+            _measurer(own.n)(
+                values, own.numbers, own.starts, own.sizes, own.shapes, steps, *_room_for(own.n), results
+            )
 
-    run_parts(threads, measure_part, parts)
+    run_parts(threads, measure_part, _deal(layout, tuple(wanted), threads))
     return results[:, 0], results[:, 1]

@@ -1,6 +1,7 @@
 """Threads for kernels, and memory that a thread keeps so that kernels never wait for fresh pages."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Made = TypeVar("Made")
+Part = TypeVar("Part")
 
 _own = threading.local()
 
@@ -46,8 +48,41 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="shoestring-codec")
 
 
-def run_parts(threads: int, function: Callable[..., Any], parts: Sequence[Any]) -> list[Any]:
-    """Call `function` with each part, on several threads if allowed."""
+def run_parts(threads: int, function: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
+    """Call `function` with each part, on several threads if allowed. The calling thread is one.
+
+    It begins at once and takes whatever parts the others have not begun, so it waits for no
+    thread that is busy elsewhere.
+    """
     if threads == 1 or len(parts) <= 1:
         return [function(part) for part in parts]
-    return list(_pool(threads).map(function, parts))
+    results: dict[int, Made] = {}
+    waiting = deque(enumerate(parts))
+
+    def work() -> None:
+        while True:
+            try:
+                index, part = waiting.popleft()
+            except IndexError:
+                return
+            results[index] = function(part)
+
+    helpers = [_pool(threads).submit(work) for _ in range(min(threads, len(parts)) - 1)]
+    try:
+        work()
+    finally:
+        for helper in helpers:
+            if not helper.cancel():
+                helper.result()
+    return [results[index] for index in range(len(parts))]
+
+
+def balance(weights: Sequence[float], parts: int) -> list[list[int]]:
+    """Deal out numbered pieces of work, heavy ones first, so that all parts weigh about the same."""
+    loads = [0.0] * parts
+    dealt: list[list[int]] = [[] for _ in range(parts)]
+    for piece in sorted(range(len(weights)), key=lambda k: -weights[k]):
+        lightest = loads.index(min(loads))
+        loads[lightest] += weights[piece]
+        dealt[lightest].append(piece)
+    return [sorted(pieces) for pieces in dealt if pieces]
