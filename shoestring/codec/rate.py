@@ -23,6 +23,7 @@ MARGINAL_GAIN = 1 - 2 * 11 / 32
 LOWEST_STEP, HIGHEST_STEP = 2.0**-8, 2.0**10
 _CLOSE = 0.01  # of the logarithm of the bits
 _REACH = 0.7  # how far a step must go for a change of the bits, both in logarithms
+_FARTHEST = math.log(4)  # that a step goes at once
 _LOOKS = 32
 
 
@@ -63,7 +64,8 @@ def common_step(modelled_bits: Callable[[float], float], *, budget_bits: float, 
             if before[1] and before[1] != off:
                 reach = max(math.log(step / before[0]) / (before[1] - off), _REACH / 4)
             before = (step, off)
-            step = min(max(step * math.exp(reach * off), step / 4, LOWEST_STEP), step * 4, HIGHEST_STEP)
+            step *= math.exp(min(max(reach * off, -_FARTHEST), _FARTHEST))
+            step = min(max(step, LOWEST_STEP), HIGHEST_STEP)
         else:
             between += 1
             step = low * (high / low) ** (too_many / (too_many - too_few) if between % 2 else 0.5)

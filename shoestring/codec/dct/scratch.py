@@ -78,11 +78,15 @@ def run_parts(threads: int, function: Callable[[Part], Made], parts: Sequence[Pa
 
 
 def balance(weights: Sequence[float], parts: int) -> list[list[int]]:
-    """Deal out numbered pieces of work, heavy ones first, so that all parts weigh about the same."""
+    """Deal out numbered pieces of work, so that all parts weigh about the same; the heaviest is first.
+
+    It goes to the calling thread, which need not be woken.
+    """
     loads = [0.0] * parts
     dealt: list[list[int]] = [[] for _ in range(parts)]
     for piece in sorted(range(len(weights)), key=lambda k: -weights[k]):
         lightest = loads.index(min(loads))
         loads[lightest] += weights[piece]
         dealt[lightest].append(piece)
-    return [sorted(pieces) for pieces in dealt if pieces]
+    heaviest_first = sorted(range(parts), key=lambda part: -loads[part])
+    return [sorted(dealt[part]) for part in heaviest_first if dealt[part]]
