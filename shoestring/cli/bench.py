@@ -17,6 +17,13 @@ _EPILOG = """\
   shoestring bench codec --json --output codec.json
 """
 
+_WIRE_EPILOG = """\
+[bold]Examples[/bold]
+  shoestring bench wire --quick
+  shoestring bench wire --link loopback --codec float32
+  shoestring bench wire --json --output wire.json
+"""
+
 
 @app.callback()
 def _group() -> None:
@@ -61,8 +68,7 @@ def codec(
     Gradients are captured from two small trainings, once, and kept in your cache folder.
     A codec that does not keep its promises is refused, not timed.
     """
-    if output is not None and not output.parent.is_dir():
-        raise UsageError(f"there is no folder `{output.parent}`", hint="make it, or give another `--output`")
+    _check_output(output)
     counts = _read_counts(threads)
     result = _measure(quick, gradients, specs, counts, backend, size_mb, data, transform, as_json)
     text = json.dumps(result, indent=2, allow_nan=False)
@@ -129,6 +135,66 @@ def _measure(
         "rows": [asdict(row) for row in rows],
         "transform": [asdict(entry) for entry in comparison],
     }
+
+
+@app.command(epilog=_WIRE_EPILOG)
+def wire(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small model and few rounds, within a minute.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    links: Annotated[
+        list[str] | None,
+        typer.Option("--link", metavar="LINK", help="Of loopback, 1gbit, 100mbit; may be given again."),
+    ] = None,
+    specs: Annotated[
+        list[str] | None, typer.Option("--codec", metavar="SPEC", help="A codec; may be given again.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
+) -> None:
+    """Measure rounds against gloo's all-reduce, and what shards and workers cost.
+
+    Two workers and two shards, a process each. Links other than loopback are network
+    namespaces with a limited rate and need root; without it they are left out.
+    """
+    _check_output(output)
+    result = _measure_wire(quick, links, specs)
+    text = json.dumps(result, indent=2, allow_nan=False)
+    if output is not None:
+        output.write_text(f"{text}\n")
+    if as_json:
+        typer.echo(text)
+    else:
+        from shoestring.bench import suite
+
+        suite.show(result)
+
+
+def _measure_wire(quick: bool, links: list[str] | None, specs: list[str] | None) -> dict[str, Any]:
+    import os
+
+    from shoestring.bench import hosts, report, suite
+    from shoestring.bench import wire as bench
+    from shoestring.cli import env
+    from shoestring.codec.registry import make
+
+    for link in links or ():
+        if link not in hosts.LINKS:
+            raise UsageError(f"there is no link `{link}`", hint=f"one of {', '.join(hosts.LINKS)}")
+    codecs = [make(spec).spec for spec in specs or bench.CODECS]
+    load_before = os.getloadavg()[0]
+    with report.show_progress() as progress:
+        found = suite.measure(
+            bench.QUICK if quick else bench.FULL, tuple(links or hosts.LINKS), codecs, progress
+        )
+    memcpy_gbps = found.pop("memcpy_gbps")
+    machine = {**env.collect(), "load_before": load_before, "memcpy_gbps": memcpy_gbps, "quick": quick}
+    return {"machine": machine, **found}
+
+
+def _check_output(output: Path | None) -> None:
+    if output is not None and not output.parent.is_dir():
+        raise UsageError(f"there is no folder `{output.parent}`", hint="make it, or give another `--output`")
 
 
 def _read_names(text: str | None, known: list[str]) -> list[str]:
