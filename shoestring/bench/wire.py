@@ -24,6 +24,7 @@ from shoestring.bench.peers import Peer, ask_all, started
 from shoestring.bench.recipe import Progress
 from shoestring.codec.registry import make
 from shoestring.errors import ShoestringError
+from shoestring.launch.host import local_address
 from shoestring.server.holding import LOSSLESS
 from shoestring.wire import keys
 
@@ -177,22 +178,27 @@ def _joined(hosts: Hosts, workers: list[Peer], codec: str, key_folder: Path | No
     key_text = None if key_folder is None else str(key_folder)
     with contextlib.ExitStack() as stack:
         shards = []
+        # On one machine shards listen where `shoestring run` has them listen.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoestring-")))
         for index in range(HOSTS):
             told = {
                 "be": "shard",
                 "index": index,
                 "shards": HOSTS,
                 "run": _RUN,
-                "address": "tcp://*:0" if hosts.spaces else "tcp://127.0.0.1:0",
+                "address": "tcp://*:0" if hosts.spaces else local_address(folder, index),
                 "keys": key_text,
                 "codecs": [codec],
                 # Hosts share this machine's cores.
                 "threads": max(1, len(os.sched_getaffinity(0)) // HOSTS),
             }
             shards.append(stack.enter_context(started(hosts, index, f"shard {index}", told)))
-        ports = [shard.hear()["address"].rpartition(":")[2] for shard in shards]
+        bound = [shard.hear()["address"] for shard in shards]
         for index, worker in enumerate(workers):
-            addresses = [f"tcp://{hosts.address(at, index)}:{port}" for at, port in enumerate(ports)]
+            addresses = bound
+            if hosts.spaces:
+                ports = [address.rpartition(":")[2] for address in bound]
+                addresses = [f"tcp://{hosts.address(at, index)}:{port}" for at, port in enumerate(ports)]
             worker.tell(do="join", run=_RUN, codec=codec, shards=addresses, keys=key_text)
         for worker in workers:
             worker.hear()

@@ -19,10 +19,10 @@ import zmq
 from shoestring.bench import likeness, replay
 from shoestring.config import Run
 from shoestring.errors import ShoestringError
-from shoestring.launch.warmup import warm_up
 from shoestring.observe.events import EventLog
 from shoestring.server.serve import Service
 from shoestring.server.shard import Shard
+from shoestring.server.warmup import warm_up
 from shoestring.wire import frames
 from shoestring.wire.keys import keys_from_folder
 from shoestring.wire.link import Listener
@@ -42,9 +42,9 @@ def be_shard(told: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> Non
         listener = Listener(
             context, told["address"], keys=keys, max_message_bytes=frames.PAYLOAD_LIMIT, max_queued=QUEUED
         )
-        service = Service(
-            Shard(told["index"], told["shards"], told["run"]), listener.socket, threads=told["threads"]
-        )
+        is_local = told["address"].startswith("ipc:")
+        shard = Shard(told["index"], told["shards"], told["run"], is_sharing=is_local)
+        service = Service(shard, listener.socket, threads=told["threads"])
 
         def watch() -> None:
             sys.stdin.read()

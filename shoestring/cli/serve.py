@@ -73,16 +73,16 @@ def serve(
     import zmq
 
     from shoestring.launch.resume import find_snapshot
-    from shoestring.launch.warmup import warm_up
     from shoestring.observe.events import EventLog
     from shoestring.server.archive import Archive, restorer
     from shoestring.server.serve import Service
     from shoestring.server.shard import Shard
+    from shoestring.server.warmup import warm_up
     from shoestring.wire import frames
     from shoestring.wire.keys import keys_from_folder
     from shoestring.wire.link import Listener
 
-    own = Shard(shard, shards, run, lease_s=lease)
+    own = Shard(shard, shards, run, lease_s=lease, is_sharing=address.startswith("ipc:"))
     if resume is not None:
         own.restore = restorer(find_snapshot(resume))
     shard_keys = None if keys is None else keys_from_folder(keys, "shard")

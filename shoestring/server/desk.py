@@ -12,6 +12,7 @@ What is kept is bounded: of each worker the pushes of `AHEAD` rounds, and of pas
 no more bytes than the part itself has, or `AHEAD` of them.
 """
 
+import threading
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,13 +91,15 @@ class Work:
                 used=self._used(),
                 codec=codec_of(wish.reply),
                 seq=self.seq,
+                slot=self.desk.free_slot() if self.is_whole else -1,
             )
         )
         self.total = None
 
     def _sum(self) -> Vector:
         layout = self.desk.holding.part.layout
-        total: Vector = np.empty(layout.total, np.float32)
+        # A sum that waits for its scale needs memory of its own.
+        total = np.empty(layout.total, np.float32) if self.clip else _scratch(layout.total)
         for place, item in enumerate(self.contributions):
             weight = item.push.weight
             if item.push.codec == LOSSLESS:  # the values themselves
@@ -149,7 +152,13 @@ class Desk:
     def __post_init__(self) -> None:
         self.version = self.holding.version  # of the part as finished work left it
         self._last_whole = self.round
+        self._is_whole = True  # so was the last push that was applied
         self._full: Reply | None = None
+
+    def free_slot(self) -> int:
+        """A slot of shared memory that no reply still needs; -1 where there is none. Any thread may ask."""
+        taken = {entry.slot for entry in list(self._log)}
+        return next((slot for slot in range(len(self.holding.slots)) if slot not in taken), -1)
 
     @property
     def busy(self) -> bool:
@@ -230,6 +239,7 @@ class Desk:
         self.work = self._full = None
         for item in work.contributions:
             self.ledger.record(item.worker, item.push.incarnation, work.seq)
+        self._is_whole = work.is_whole
         if work.is_whole:
             self.round = self._last_whole = work.seq
             self._open.pop(work.seq, None)
@@ -315,7 +325,9 @@ class Desk:
         return released
 
     def settle(self, present: Collection[int]) -> None:
-        """After a bounded push: what all have done is a round that cannot be entered any more."""
+        """Where workers do not wait for each other: what all have done cannot be entered any more."""
+        if self._is_whole:
+            return
         self.round = max(self.round, min((self.ledger.seq(worker) for worker in present), default=0))
         for seq in [seq for seq in self._open if seq <= self.round]:
             del self._open[seq]
@@ -345,6 +357,17 @@ class Desk:
             or (len(self._log) > AHEAD and size > limit)
         ):
             size -= self._log.popleft().payload.nbytes
+
+
+_local = threading.local()
+
+
+def _scratch(size: int) -> Vector:
+    """Memory of this thread for one sum; fresh memory would cost more than the sum itself."""
+    room: Vector | None = getattr(_local, "room", None)
+    if room is None or room.size < size:
+        room = _local.room = np.empty(size, np.float32)
+    return room[:size]
 
 
 def pack_used(used: NDArray[np.bool_]) -> bytes:

@@ -32,6 +32,7 @@ class Reply:
     payload: Payload
     plan: str = ""
     squares: float = 0.0  # of the mean gradient, where it is clipped
+    slot: int = -1  # where in the shard's shared memory the payload is, if it is
 
 
 class Holding:
@@ -46,6 +47,7 @@ class Holding:
         self.kept: Vector | None = None
         self.steps = np.zeros(len(part.pieces), np.int64)  # updates of each piece so far
         self.version = 0
+        self.slots: tuple[Vector, ...] = ()  # shared memory to put the whole part into
 
     def advance(
         self,
@@ -56,6 +58,7 @@ class Holding:
         used: NDArray[np.bool_],
         codec: Codec,
         seq: int,
+        slot: int = -1,
     ) -> Reply:
         """Apply the rule to a summed gradient (used up as scratch) and say how workers follow."""
         lossless = codec.name == LOSSLESS
@@ -69,7 +72,7 @@ class Holding:
             change(self.rule, hyper[group], self.params[start:stop], gradient[start:stop], state, step, scale)
         self.version += 1
         if lossless:
-            return self.full(seq)
+            return self.full(seq, slot)
         for start, stop in self._unused(used):
             gradient[start:stop] = 0
         return self._send(gradient, codec, seq)
@@ -79,9 +82,12 @@ class Holding:
         self.version += 1
         return Reply(self.version, seq, "", False, np.empty(0, np.uint8))
 
-    def full(self, seq: int) -> Reply:
-        """Return the whole part as it is now, in memory of its own."""
-        return Reply(self.version, seq, LOSSLESS, True, self.params.copy().view(np.uint8))
+    def full(self, seq: int, slot: int = -1) -> Reply:
+        """Return the whole part as it is now, in a slot or in memory of its own."""
+        if slot < 0:
+            return Reply(self.version, seq, LOSSLESS, True, self.params.copy().view(np.uint8))
+        self.slots[slot][:] = self.params
+        return Reply(self.version, seq, LOSSLESS, True, self.slots[slot].view(np.uint8), slot=slot)
 
     def _send(self, update: Vector, codec: Codec, seq: int) -> Reply:
         layout = self.part.layout

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoestring.errors import JoinError, StaleWorkerError
+from shoestring.wire.shared import Segment
 
 WORKER_LIMIT = 1 << 16
 _REPLACED = 64  # connections of replaced processes that are told why
@@ -26,6 +27,8 @@ class Member:
     heard_at: float
     entered: int = 0
     present: bool = True
+    segment: Segment | None = None  # memory this worker writes, on the same machine
+    shares: bool = False  # it reads the shard's
     refusals: int = 0  # rounds it asked to enter at that had begun already
 
 

@@ -77,6 +77,7 @@ class Service:
         finally:
             if self.archive is not None:
                 self.archive.close()
+            self.shard.close()
             self._waker.close()
 
     def _receive(self) -> bool:

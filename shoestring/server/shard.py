@@ -22,6 +22,7 @@ from shoestring.server.partition import Part, Table, assign, check_table, cut, f
 from shoestring.server.records import Records
 from shoestring.wire import messages as say
 from shoestring.wire.messages import Message
+from shoestring.wire.shared import SLOTS, Segment
 
 Outgoing = tuple[bytes, Message, memoryview]
 _EMPTY = memoryview(b"")
@@ -40,12 +41,14 @@ class Shard:
     shards: int
     run: str = ""
     lease_s: float = 20.0
+    is_sharing: bool = False  # whether workers on this machine may hand over values in memory
     restore: Callable[[Holding], tuple[int, PushLedger] | None] = lambda holding: None
     outbox: deque[Outgoing] = field(default_factory=deque)
     departed: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.members = Members(self.lease_s)
+        self._segment: Segment | None = None
         self.table: Table | None = None
         self.desks: dict[int, Desk] = {}
         self.is_filled: set[int] = set()
@@ -79,6 +82,7 @@ class Shard:
             case say.Beat():
                 self._send(sender, message, payload if payload.nbytes <= PROBE_LIMIT else _EMPTY)
             case say.Enter():
+                member.shares = message.shares and member.segment is not None
                 self._enter(member, message.round)
             case say.Init():
                 self._init(member, message.part, payload)
@@ -129,7 +133,30 @@ class Shard:
             self._depart(before)
         self.table, self.desks = table, desks
         empty = len(self.is_filled) < len(desks)
-        self._send(sender, say.Welcome(say.PROTOCOL, self._begun(), empty, self.lease_s))
+        shared = self._share(member, hello.shared)
+        self._send(sender, say.Welcome(say.PROTOCOL, self._begun(), empty, self.lease_s, shared))
+
+    def _share(self, member: Member, name: str) -> str:
+        """Open a worker's memory; return the name of this shard's, to be read by workers like it."""
+        if not self.is_sharing or not name:
+            return ""
+        sizes = [desk.holding.part.size for desk in self._in_order()]
+        member.segment = Segment.open(name, sizes)
+        if self._segment is None and member.segment is not None:
+            self._segment = Segment.create(sizes)
+            if self._segment is not None:
+                # One slot: a reply that finds it taken, as with a delay, goes through the socket.
+                for place, desk in enumerate(self._in_order()):
+                    desk.holding.slots = (self._segment.slot(place, 0),)
+        return self._segment.name if self._segment is not None and member.segment is not None else ""
+
+    def _in_order(self) -> list[Desk]:
+        return [self.desks[index] for index in sorted(self.desks)]
+
+    def close(self) -> None:
+        """Let go of shared memory."""
+        if self._segment is not None:
+            self._segment.close()
 
     def _build(self, table: Table) -> dict[int, Desk]:
         check_table(table)
@@ -168,6 +195,8 @@ class Shard:
                 desk.enter(member.worker, member.incarnation, first)
             self.members.enter(member, first)
             self._stirred.update(self.desks)
+            for index in self.desks:
+                self._release(index)
         elif not agreed:  # rounds may go by faster than messages: leave more and more room
             earliest += 1 << min(member.refusals, _LONGEST_STRIDE)
             member.refusals += 1
@@ -192,8 +221,17 @@ class Shard:
         if self.table is None or len(push.hyper) != self.table.groups:
             raise WireError(f"hyperparameters of {len(push.hyper)} groups", hint="check both sides' versions")
         self._stirred.add(push.part)
+        if push.slot >= 0:
+            payload = self._shared_values(member, push)
         if self._desk(push.part).push(member.worker, push, payload):
             self._ask(member, say.Ask(push.part, push.seq, push.have))
+
+    def _shared_values(self, member: Member, push: say.Push) -> memoryview:
+        if member.segment is None or push.slot >= SLOTS or push.skip:
+            raise WireError("a push names shared memory that is not there", hint="start the worker again")
+        self._desk(push.part)
+        place = sorted(self.desks).index(push.part)
+        return member.segment.slot(place, push.slot).view(np.uint8).data
 
     def _ask(self, member: Member, ask: say.Ask) -> None:
         """Send what is there, or say that the push is not; silence means that it waits for others."""
@@ -247,8 +285,6 @@ class Shard:
         if work.is_whole:
             for member in self._contributors(work):
                 self._reply(index, member, [reply], work.seq)
-        else:
-            desk.settle(self._entered())
         self._release(index)
         for part, worker in [key for key in self._asks if key[0] == index]:
             ask, asker = self._asks.pop((part, worker)), self.members.get(worker)
@@ -330,7 +366,11 @@ class Shard:
         for place, reply in enumerate(replies, 1):
             message: Message
             if reply.is_full:
-                message = say.Full(index, reply.version, seq, reply.plan, reply.squares)
+                slot = reply.slot if member.shares else -1
+                message = say.Full(index, reply.version, seq, reply.plan, reply.squares, slot)
+                if slot >= 0:
+                    self._send(member.identity, message)
+                    continue
             else:
                 is_last = place == len(replies)
                 message = say.Delta(
@@ -341,6 +381,7 @@ class Shard:
     def _release(self, index: int) -> None:
         """Answer bounded pushes that need wait no longer."""
         present = self._entered()
+        self.desks[index].settle(present)
         for worker, seq, replies in self.desks[index].release(present):
             self._reply(index, present[worker], replies, seq)
 

@@ -35,6 +35,7 @@ class Hello(Message, tag=1):
     incarnation: int
     shard: int
     shards: int
+    shared: str = ""  # the name of memory the worker writes, where both are on one machine
 
 
 class Welcome(Message, tag=2):
@@ -44,12 +45,14 @@ class Welcome(Message, tag=2):
     round: int
     empty: bool
     lease_s: float
+    shared: str = ""  # the name of memory the shard writes, if it has opened the worker's
 
 
 class Enter(Message, tag=3):
-    """Take part from this round on."""
+    """Take part from this round on. `shares`: the worker has opened the shard's memory."""
 
     round: int
+    shares: bool = False
 
 
 class Entered(Message, tag=4):
@@ -89,6 +92,7 @@ class Push(Message, tag=7):
     skip: bool = False  # it holds NaN or infinity: this round leaves the part as it is
     save: bool = False  # snapshot the part after this round
     plan: str = ""  # what all workers will do from some later round on, as decided by the first
+    slot: int = -1  # of the worker's shared memory, where the values are there and not in the payload
 
 
 class Full(Message, tag=8):
@@ -99,6 +103,7 @@ class Full(Message, tag=8):
     seq: int
     plan: str = ""
     squares: float = 0.0  # as in `Norm`, for a worker that it did not reach
+    slot: int = -1  # of the shard's shared memory
 
 
 class Delta(Message, tag=9):

@@ -24,7 +24,7 @@ from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND
 from shoestring.worker.exchange import Answer, Exchange
 
-Read = Callable[[], tuple[Vector, NDArray[np.bool_]]]
+Read = Callable[[Vector | None], tuple[Vector, NDArray[np.bool_]]]  # into the memory given, if any
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,11 @@ class Courier:
                 feedback.load({"kept": vector})
                 self._feedback[part.index] = feedback
 
-    def _encode(self, part: Part, terms: Terms, read: Read) -> tuple[say.Push, memoryview]:
-        values, used = read()
+    def _encode(self, part: Part, terms: Terms, read: Read) -> tuple[say.Push, bytes | memoryview]:
         codec = self._codec(terms.setting.push)
+        room = self.exchange.room(part.index) if codec.name == LOSSLESS else None
+        slot, memory = room if room is not None else (-1, None)
+        values, used = read(memory)
         is_finite = True
         try:
             payload = self._encode_values(part, codec, values)
@@ -130,8 +132,9 @@ class Courier:
             not is_finite,
             terms.save,
             terms.plan,
+            slot if is_finite else -1,
         )
-        return push, payload.data
+        return push, b"" if push.slot >= 0 else payload.data
 
     def _encode_values(self, part: Part, codec: Codec, values: Vector) -> Payload:
         feedback = self._feedback[part.index]

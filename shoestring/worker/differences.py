@@ -7,6 +7,7 @@ The local optimizer keeps its state.
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -63,7 +64,7 @@ class DifferenceRounds:
         hyper = [[self.policy.lr, self.policy.momentum]] if self.policy.outer == "nesterov" else [[]]
         terms = self.pilot.terms(self.rounds + 1, hyper, self.weight, WHOLE_ROUND)
         for part in self.replica.parts:
-            self.courier.push(part, terms, lambda part=part: self._difference(part))  # type: ignore[misc]
+            self.courier.push(part, terms, partial(self._difference, part))
         self.courier.exchange.wait_sent()
         self.courier.collect(terms.seq, self._apply)
         self.rounds = terms.seq
@@ -71,8 +72,8 @@ class DifferenceRounds:
             self.replica.write(part, anchor)
         self.pilot.round_done(terms.seq)
 
-    def _difference(self, part: Part) -> tuple[Vector, NDArray[np.bool_]]:
-        values = self.replica.read(part)
+    def _difference(self, part: Part, memory: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
+        values = self.replica.read(part, memory)
         values -= self.anchors[part.index]
         return values, np.ones(len(part.pieces), bool)
 

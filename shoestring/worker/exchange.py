@@ -14,16 +14,20 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import zmq
 
+from shoestring.codec.base import Vector
 from shoestring.errors import LinkError, ShoestringError, StaleWorkerError, WireError
 from shoestring.wire import frames
 from shoestring.wire import messages as say
 from shoestring.wire.messages import Message
+from shoestring.wire.shared import SLOTS
 from shoestring.wire.waker import Waker
+from shoestring.worker.join import SharedPair
 
 _BEAT_S = 1.0
 _ASK_S = 5.0
@@ -63,6 +67,7 @@ class _Sent:
 
     frames: Frames
     asked_at: float
+    slot: int = -1  # of shared memory, taken until the answer is here
     pause_s: float = _ASK_S
 
 
@@ -117,12 +122,14 @@ class Exchange:
         homes: tuple[int, ...],
         sizes: tuple[int, ...],
         *,
+        shared: Sequence[SharedPair | None] = (),
         clip_norm: float = 0.0,
         timeout_s: float = 60.0,
     ) -> None:
         self.traffic = Traffic()
         self._lines = [_Line(index, address, socket) for index, (address, socket) in enumerate(sockets)]
         self._homes = homes
+        self._shared = list(shared) or [None] * len(sockets)
         self._sizes = sizes
         self._clip_norm = clip_norm
         self._timeout_s = timeout_s
@@ -255,6 +262,23 @@ class Exchange:
 
     # The rest runs in the exchange's own thread.
 
+    def room(self, part: int) -> tuple[int, Vector] | None:
+        """A free slot of shared memory for a push of a part, if it has one. For `Encode`s."""
+        pair = self._shared[self._homes[part]]
+        if pair is None:
+            return None
+        taken = {sent.slot for (index, _), sent in self._sent.items() if index == part}
+        for slot in range(SLOTS):
+            if slot not in taken and pair.own.reserve(slot):
+                return slot, pair.own.slot(pair.places[part], slot)
+        return None
+
+    def _shared_values(self, full: say.Full) -> memoryview:
+        pair = self._shared[self._homes[full.part]]
+        if pair is None or full.slot >= SLOTS:
+            raise WireError("an answer names shared memory that is not there", hint="check versions")
+        return pair.theirs.slot(pair.places[full.part], full.slot).view(np.uint8).data
+
     def _run(self) -> None:
         try:
             self._loop()
@@ -306,7 +330,10 @@ class Exchange:
         if order.part < 0:
             self._send(self._lines[0], encoded)
             return
-        self._sent[order.part, order.seq] = _Sent(encoded, time.monotonic())
+        slot = push.slot if isinstance(push, say.Push) else -1
+        self._sent[order.part, order.seq] = _Sent(encoded, time.monotonic(), slot)
+        if slot >= 0:
+            self.traffic.up += 4 * self._sizes[order.part]
         self.traffic.up_float += 4 * self._sizes[order.part]
         self._send(self._lines[self._homes[order.part]], encoded)
         with self._changed:
@@ -336,6 +363,9 @@ class Exchange:
     def _take(self, line: _Line, message: Message, payload: memoryview) -> None:
         match message:
             case say.Full() | say.Delta():
+                if isinstance(message, say.Full) and message.slot >= 0:
+                    payload = self._shared_values(message)
+                    self.traffic.down += payload.nbytes
                 answer = Answer(message.part, message, payload)
                 known = self._sent.get((message.part, message.seq))
                 if known is None:
@@ -343,7 +373,7 @@ class Exchange:
                 if answer.is_last:
                     del self._sent[message.part, message.seq]
                 self.traffic.down_float += 4 * self._sizes[message.part]
-                self._add_norm(message.seq, message.part, 0.0)
+                self._add_norm(message.seq, message.part, message.squares)
                 self._answers.put(answer)
             case say.Norm():
                 self._add_norm(message.seq, message.part, message.squares)

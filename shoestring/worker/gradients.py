@@ -127,8 +127,8 @@ class GradientRounds:
             gradient = self.replica.parameters[piece.tensor].grad
             self._versions[piece.tensor] = -1 if gradient is None else gradient._version
 
-        def read() -> tuple[Vector, NDArray[np.bool_]]:
-            return self.replica.read_gradient(part)
+        def read(memory: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
+            return self.replica.read_gradient(part, memory)
 
         self.courier.push(part, terms, read)
 

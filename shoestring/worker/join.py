@@ -15,6 +15,7 @@ from shoestring.server.partition import Part, Table
 from shoestring.wire import frames
 from shoestring.wire import messages as say
 from shoestring.wire.messages import Message
+from shoestring.wire.shared import Segment
 from shoestring.worker.replica import Replica
 
 T = TypeVar("T", bound=Message)
@@ -28,6 +29,16 @@ class Entry:
 
     first_round: int
     versions: list[int]
+    shared: list["SharedPair | None"]  # with each shard
+
+
+@dataclass
+class SharedPair:
+    """Memory shared with one shard: what this worker writes, what the shard writes."""
+
+    own: Segment
+    theirs: Segment
+    places: dict[int, int]  # of each part
 
 
 class Door:
@@ -47,10 +58,19 @@ class Door:
 
     def enter(self, table: Table, replica: Replica, homes: tuple[int, ...]) -> Entry:
         """Join all shards; afterwards the replica holds what the shards hold."""
-        welcomes = self._greet(msgspec.msgpack.encode(table))
+        own = [
+            self._offer(address, shard, replica, homes) for shard, (address, _) in enumerate(self._sockets)
+        ]
+        welcomes = self._greet(msgspec.msgpack.encode(table), own)
+        shared = [
+            self._accept(segment, welcome.shared, shard, replica, homes)
+            for shard, (segment, welcome) in enumerate(zip(own, welcomes, strict=True))
+        ]
         first = max(welcome.round for welcome in welcomes) + 1
         while True:
-            answers = [self._expect(shard, say.Entered) for shard in self._tell_all(say.Enter(first))]
+            for shard, pair in enumerate(shared):
+                self._send(shard, say.Enter(first, pair is not None))
+            answers = [self._expect(shard, say.Entered) for shard in range(len(self._sockets))]
             if all(answer.agreed for answer, _ in answers):
                 break
             first = max(answer.round for answer, _ in answers)
@@ -68,21 +88,37 @@ class Door:
                 full, payload = self._expect(shard, say.Full)
                 replica.write(replica.parts[full.part], np.frombuffer(payload, np.float32).copy())
                 versions[full.part] = full.version
-        return Entry(first, versions)
+        return Entry(first, versions, shared)
 
-    def _greet(self, table: bytes) -> list[say.Welcome]:
-        run = self._run
-        for shard in range(len(self._sockets)):
+    def _offer(self, address: str, shard: int, replica: Replica, homes: tuple[int, ...]) -> Segment | None:
+        """Make memory to share with a shard that is reached without a network."""
+        if not address.startswith("ipc:"):
+            return None
+        return Segment.create([part.size for part in replica.parts if homes[part.index] == shard])
+
+    def _accept(
+        self, own: Segment | None, name: str, shard: int, replica: Replica, homes: tuple[int, ...]
+    ) -> SharedPair | None:
+        """Open the shard's memory, if it has opened ours; in any case nobody else will open ours."""
+        if own is None:
+            return None
+        own.unlink()
+        indices = [part.index for part in replica.parts if homes[part.index] == shard]
+        theirs = Segment.open(name, [replica.parts[index].size for index in indices])
+        if theirs is None:
+            own.close()
+            return None
+        return SharedPair(own, theirs, {index: place for place, index in enumerate(indices)})
+
+    def _greet(self, table: bytes, shared: list[Segment | None]) -> list[say.Welcome]:
+        run, shards = self._run, len(self._sockets)
+        for shard, segment in enumerate(shared):
+            name = segment.name if segment is not None else ""
             hello = say.Hello(
-                say.PROTOCOL, run.name, run.worker, run.workers, self._incarnation, shard, len(self._sockets)
+                say.PROTOCOL, run.name, run.worker, run.workers, self._incarnation, shard, shards, name
             )
             self._send(shard, hello, table)
         return [self._expect(shard, say.Welcome)[0] for shard in range(len(self._sockets))]
-
-    def _tell_all(self, message: Message) -> range:
-        for shard in range(len(self._sockets)):
-            self._send(shard, message)
-        return range(len(self._sockets))
 
     def _send(self, shard: int, message: Message, payload: frames.Buffer = b"") -> None:
         self._wait(shard, zmq.POLLOUT)  # it cannot be written to before the shard has let it in

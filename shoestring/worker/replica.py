@@ -7,7 +7,7 @@ several modules are one parameter.
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -47,15 +47,19 @@ class Replica:
         """How many values travel."""
         return sum(part.size for part in self.parts)
 
-    def read(self, part: Part) -> Vector:
-        """Copy the parameters of a part."""
-        return self._gather(part, self.parameters)
+    def read(self, part: Part, memory: Vector | None = None) -> Vector:
+        """Copy the parameters of a part, into the memory given or into its own."""
+        flat: Vector = np.empty(part.size, np.float32) if memory is None else memory
+        for (start, stop), piece in zip(_places(part), part.pieces, strict=True):
+            values = _flat(self.parameters[piece.tensor])[piece.start : piece.stop]
+            torch.from_numpy(flat[start:stop]).copy_(values)
+        return flat
 
-    def read_gradient(self, part: Part) -> tuple[Vector, NDArray[np.bool_]]:
+    def read_gradient(self, part: Part, memory: Vector | None = None) -> tuple[Vector, NDArray[np.bool_]]:
         """Copy the gradient of a part, zero where there is none, and say which pieces have one."""
         gradients = [self.parameters[piece.tensor].grad for piece in part.pieces]
         used = np.array([gradient is not None for gradient in gradients])
-        flat: Vector = np.empty(part.size, np.float32)
+        flat: Vector = np.empty(part.size, np.float32) if memory is None else memory
         for (start, stop), piece, gradient in zip(_places(part), part.pieces, gradients, strict=True):
             if gradient is None:
                 flat[start:stop] = 0
@@ -82,12 +86,6 @@ class Replica:
         for parameter in self.parameters:
             digest.update(_flat(parameter).cpu().contiguous().numpy().data)
         return digest.hexdigest()
-
-    def _gather(self, part: Part, tensors: Sequence[Tensor]) -> Vector:
-        flat: Vector = np.empty(part.size, np.float32)
-        for (start, stop), piece in zip(_places(part), part.pieces, strict=True):
-            torch.from_numpy(flat[start:stop]).copy_(_flat(tensors[piece.tensor])[piece.start : piece.stop])
-        return flat
 
     def _pairs(self, part: Part, values: Vector) -> Iterator[tuple[Tensor, Tensor]]:
         """Each piece of a part as a writable view of its parameter, with its values beside it."""

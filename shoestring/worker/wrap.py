@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from shoestring.codec.registry import make
+from shoestring.codec.warmup import warm_up_codec
 from shoestring.errors import UsageError
 from shoestring.server.partition import Table, assign
 from shoestring.server.rules import Rule
@@ -75,11 +76,15 @@ def join(
     _check(optimizer, codec, policy, clip_norm)
     replica = Replica(model, optimizer)
     table = Table(replica.tensors, _rule(optimizer, policy), len(optimizer.param_groups), clip_norm)
+    if codec.startswith("dct") or (codec == AUTO and not here.run.is_alone):
+        warm_up_codec("dct")  # before the exchange's thread must answer in time
     sockets = here.connect()
     homes = assign(replica.parts, len(sockets))
     entry = Door(here.run, here.incarnation, sockets, here.notice).enter(table, replica, homes)
     sizes = tuple(part.size for part in replica.parts)
-    exchange = Exchange(sockets, homes, sizes, clip_norm=clip_norm, timeout_s=here.run.timeout_s)
+    exchange = Exchange(
+        sockets, homes, sizes, shared=entry.shared, clip_norm=clip_norm, timeout_s=here.run.timeout_s
+    )
     here.closers.append(exchange.close)
     courier = Courier(exchange, replica.parts, here.incarnation)
     keeper = Keeper(

@@ -1,6 +1,6 @@
 """After the warm-up a shard compiles nothing more."""
 
-from shoestring.launch.warmup import warm_up
+from shoestring.server.warmup import warm_up
 from shoestring.server import kernels
 
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from shoestring.codec import registry
-from shoestring.codec.base import Layout
+from shoestring.codec.warmup import warm_up_codec
 from shoestring.server import rules
 from shoestring.server.rules import Rule
 
@@ -22,10 +21,4 @@ def warm_up(threads: int = 1) -> None:
         for change in (rules.apply, rules.update):
             change(rule, hyper, nothing, nothing, dict.fromkeys(rule.state_names, nothing), 1)
     rules.sum_squares(nothing)
-    codec = registry.make("dct", threads=threads)
-    layout = Layout.of([(64, 64), (5,)])
-    values = np.random.default_rng(0).standard_normal(layout.total, np.float32)
-    kept = np.empty_like(values)
-    payload = codec.encode(values, layout, kept)
-    codec.decode(payload, layout, values)
-    codec.decode(payload, layout, values, 1.0)
+    warm_up_codec("dct", threads=threads)

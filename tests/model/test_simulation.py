@@ -1,0 +1,151 @@
+"""What holds whatever the network does. Hypothesis draws the faults; a seed gives the rest."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import Phase, given, note, settings
+from hypothesis import strategies as st
+
+from shoestring.server import partition
+from shoestring.server.partition import Table, Tensor
+from shoestring.server.rules import Rule
+from tests.model.simulation import Faults, Simulation
+from tests.model.worker import Plan
+
+SHAPES = ((12, 16), (7,), (), (0, 3), (130,), (5, 40), (3, 3, 9))
+RULE = Rule("sgd", momentum=True)
+PHASES = (Phase.explicit, Phase.generate)  # a seed repeats a case; there is no smaller one to find
+CODECS = (("float32",), ("dct",), ("float32", "dct:small=0"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_parts():
+    """Let a model of some hundred values have several parts."""
+    before = partition.SMALLEST
+    partition.SMALLEST = 128
+    yield
+    partition.SMALLEST = before
+
+
+def table(clip_norm: float = 0.0) -> Table:
+    tensors = tuple(Tensor(f"t{index}", shape, 0) for index, shape in enumerate(SHAPES))
+    return Table(tensors, RULE, 1, clip_norm)
+
+
+def plans(**fixed):
+    drawn = {
+        "workers": st.integers(1, 3),
+        "shards": st.integers(1, 3),
+        "codecs": st.sampled_from(CODECS),
+        "delay": st.integers(0, 1),
+        "table": st.sampled_from([table(), table(2.0)]),
+        "skips": st.sampled_from([(), ((0, 2, 1),), ((0, 3, 0), (0, 3, 1), (0, 4, 2))]),
+        "weighted": st.booleans(),
+        "unused": st.booleans(),
+    }
+    return st.builds(Plan, **(drawn | {name: st.just(value) for name, value in fixed.items()}))
+
+
+@cache
+def clean(plan: Plan) -> tuple[list[bytes], int]:
+    """The parameters after a run without faults, on one shard."""
+    simulation = Simulation(replace(plan, shards=1)).run()
+    return simulation.params(), len(simulation.applied)
+
+
+losses = st.builds(
+    Faults,
+    drop=st.sampled_from([0.0, 0.02, 0.2]),
+    repeat=st.sampled_from([0.0, 0.2]),
+    reset=st.sampled_from([0.0, 0.01]),
+    hurry=st.sampled_from([0.0, 0.02]),
+    slow=st.integers(-1, 1),
+)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def test_the_model_has_several_parts_and_an_empty_shard_is_possible():
+    parts = Plan(table()).parts
+    assert len(parts) >= 4
+    assert set(partition.assign(parts, 3)) == {0, 1, 2}
+
+
+@settings(phases=PHASES, max_examples=60)
+@given(plans(), losses, seeds)
+def test_lost_repeated_and_late_messages_do_not_change_a_bit(plan, faults, seed):
+    want, pushes = clean(plan)
+    simulation = Simulation(plan, faults, seed).run()
+    assert simulation.refusals == []
+    assert simulation.params() == want
+    assert len(simulation.applied) == pushes == plan.workers * plan.rounds * len(plan.parts)
+    assert len(simulation.acked) == pushes
+
+
+def test_more_shards_than_parts():
+    plan = Plan(table(2.0), workers=2, shards=12, codecs=("dct",), delay=1)
+    simulation = Simulation(plan, Faults(drop=0.1), seed=1).run()
+    assert simulation.params() == clean(plan)[0]
+    assert any(not shard.desks for shard in simulation.shards)
+
+
+deaths = st.builds(
+    Faults,
+    drop=st.sampled_from([0.0, 0.05]),
+    repeat=st.sampled_from([0.0, 0.1]),
+    reset=st.sampled_from([0.0, 0.01]),
+    hurry=st.sampled_from([0.0, 0.02]),
+    kill=st.sampled_from([0.003, 0.02]),
+    kills=st.integers(1, 4),
+    lease_s=st.sampled_from([20.0, 60.0]),
+)
+
+
+@settings(phases=PHASES, max_examples=60)
+@given(plans(), deaths, seeds)
+def test_workers_that_die_and_come_back_lose_nothing_that_was_acknowledged(plan, faults, seed):
+    simulation = Simulation(plan, faults, seed).run()
+    note(f"{simulation.refusals}")
+    assert all(desk.round >= plan.rounds and not desk.busy for desk in simulation.desks())
+
+
+@settings(phases=PHASES, max_examples=50)
+@given(
+    plans(skips=(), table=table()),
+    st.integers(0, 3),
+    st.integers(0, 2),
+    losses,
+    seeds,
+)
+def test_bounded_pushes_count_once_and_nobody_runs_away(plan, bound, warmup, faults, seed):
+    plan = replace(plan, bound=bound, warmup=warmup, rounds=7)
+    simulation = Simulation(plan, faults, seed).run()
+    assert simulation.refusals == []
+    assert len(simulation.applied) == plan.workers * plan.rounds * len(plan.parts) == len(simulation.acked)
+    assert simulation.lead <= bound + plan.delay
+
+
+def test_the_bound_is_what_holds_a_fast_worker_back():
+    plan = Plan(table(), workers=2, rounds=12, bound=1000)
+    free = Simulation(plan, Faults(slow=1), seed=3).run()
+    held = Simulation(replace(plan, bound=2), Faults(slow=1), seed=3).run()
+    assert free.lead > 4
+    assert held.lead == 2
+
+
+@settings(phases=PHASES, max_examples=50)
+@given(plans(skips=(), table=table()), st.sampled_from([0, 2, 1000]), deaths, seeds)
+def test_bounded_workers_that_die_and_come_back(plan, bound, faults, seed):
+    Simulation(replace(plan, bound=bound, rounds=7), faults, seed).run()
+
+
+def test_a_newcomer_does_not_hold_up_bounded_workers_at_the_first_round():
+    plan = Plan(table(), workers=2, rounds=30, bound=1)
+    simulation = Simulation(plan, Faults(lease_s=20.0), seed=5)
+    while not simulation.desks() or any(desk.ledger.seq(1) < 10 for desk in simulation.desks()):
+        simulation._event()
+    simulation._restart(b"1.1")
+    simulation.run()
+    steps = [seq for _, worker, incarnation, seq in simulation.applied if (worker, incarnation) == (1, 2)]
+    assert 10 <= min(steps) <= 14
+    assert max(steps) == 30
