@@ -61,10 +61,11 @@ def test_streams_of_the_cpu_decode_to_the_same_bits(options, weight):
     assert want.tobytes() == got.tobytes()
 
 
+@pytest.mark.parametrize("largest", [3, 127, 32767])
 @pytest.mark.parametrize("n", [3, 8])
-def test_hostile_codes_wrap_alike(n):
+def test_codes_that_no_encoder_writes_decode_and_wrap_alike(n, largest):
     layout = Layout.of([(2 * n * n + 1,)])
-    codes = np.random.default_rng(n).integers(-32767, 32768, layout.total)
+    codes = np.random.default_rng(n).integers(-largest, largest + 1, layout.total)
     payload = write(layout, headers_of(n), [codes])
     want, got = decode_both(payload, layout, None)
     assert want.tobytes() == got.tobytes()
@@ -85,12 +86,21 @@ def test_damaged_streams_are_refused_alike():
     assert refused
 
 
+def test_chunks_may_begin_anywhere():
+    layout = Layout.of([(3,), (37, 61)])  # chunks that begin at odd places
+    values = torch.from_numpy(gradient(layout, 4))
+    payload = GpuDct(small=16, small_as="float32", step=0.7).encode(values, layout).numpy()
+    assert stream.parse(payload, layout).geometry.chunks > 1
+    want, got = decode_both(payload, layout, 1.0)
+    assert want.tobytes() == got.tobytes()
+    assert np.sum((want - values.numpy()) ** 2) < np.sum(values.numpy() ** 2)
+
+
 def test_words_without_room_are_coded_again(monkeypatch):
     layout = Layout.of([(300,)])
     values = torch.from_numpy(gradient(layout, 3))
     want = GpuDct(step=0.02).encode(values, layout)
-    monkeypatch.setattr(gpu_codec, "SPARE", 0.0)
-    monkeypatch.setattr(gpu_codec, "SPARE_BITS", 0.0)
+    monkeypatch.setattr(gpu_codec, "ROOM", 0)
     assert GpuDct(step=0.02).encode(values, layout).tolist() == want.tolist()
 
 

@@ -5,11 +5,12 @@ Only packed bytes and a few numbers a tensor cross to the host and back; a paylo
 in pinned memory. Decoding gives the CPU's bits; encoding may place a coefficient that lies
 on the edge between two codes on the other side of it.
 
+The GPU is never asked anything while it has work: encoding waits for it when it has measured
+the bucket, when the words are packed, and when they have arrived; decoding once, at the end.
+
 With TRITON_INTERPRET=1 it runs on CPU tensors, slowly, for tests.
 """
 
-import os
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,29 +21,30 @@ from torch import Tensor
 from shoestring.codec.base import Buffer, Layout
 from shoestring.codec.dct import format as stream
 from shoestring.codec.dct.codec import Dct, refuse_bad_tensor
-from shoestring.codec.dct.gpu import entropy, transform
-from shoestring.codec.dct.gpu.places import LANES, PIECE_LENGTH, Places, cut, find_places, tile_of, to_device
-from shoestring.codec.dct.gpu.sample import curves, relative_steps, sample
+from shoestring.codec.dct.gpu import entropy, lists, transform
+from shoestring.codec.dct.gpu.choice import STEP_COLUMNS, answer, ask, find_steps
+from shoestring.codec.dct.gpu.launch import INTERPRETED
+from shoestring.codec.dct.gpu.places import Places, find_places, tile_of, to_device
+from shoestring.codec.dct.gpu.sample import find_samples, step_ranges
 from shoestring.codec.dct.gpu.tables import (
     cost_table,
     forward_matrix,
-    inverse_digits,
+    inverse_basis,
     reciprocal_table,
     slot_table,
     span_table,
 )
-from shoestring.codec.dct.plan import Floats, Samples, Wanted, list_wanted, plan
-from shoestring.codec.dct.steps import Steps, of_headers
+from shoestring.codec.dct.plan import Floats, Wanted
 from shoestring.errors import CodecError, StreamError
 
-# A quarter of the CPU's: more chunks walk in step, each for a quarter as long.
-CHUNK_BITS = 2048
-SEGMENT = 1 << 14
-# More room for words than the sample foresaw; where that is short, all there can be.
-SPARE, SPARE_BITS, MOST_BITS = 4.0, 0.5, 64.0
+# Words that a chunk has room for, a value: hardly ever too few; then, as many as there can be.
+ROOM, MOST_ROOM = 1, 4
+# Kernels read aligned runs of codes, and a few bytes behind a stream.
+FOUR, SPARE_BYTES = lists.FOUR.value, 16
+# Codes by four and items that the program of a chunk takes at once; histograms that one does.
+FOURS, LIST, HISTOGRAMS = 128, 128, 64
+HARD_PROGRAMS = 1024
 SET, ADD, KEEP = transform.SET.value, transform.ADD.value, transform.KEEP.value
-
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class GpuDct:
@@ -53,6 +55,7 @@ class GpuDct:
     def __init__(self, **options: Any) -> None:
         self._codec = Dct(**options)
         self.options = self._codec.options
+        self._ranges = step_ranges(self.options)
 
     @property
     def spec(self) -> str:
@@ -63,44 +66,26 @@ class GpuDct:
         _check(values, layout, "values")
         if kept is not None:
             _check(kept, layout, "kept")
-        headers, bits, largest = self._plan(values, layout)
-        room = np.minimum(SPARE * bits + SPARE_BITS, MOST_BITS)
+        headers, largest = self._plan(values, layout)
+        room = ROOM
         while True:
             payload, longest, fits = _encode(values, layout, headers, room, largest, kept)
             if not fits:
-                room = np.full_like(bits, MOST_BITS)
+                room = MOST_ROOM
             elif longest > stream.MAX_WORDS:
                 headers["chunk_log2"] = np.minimum(headers["chunk_log2"], stream.SAFE_CHUNK_LOG2)
             else:
                 return payload
 
-    def _plan(
-        self, values: Tensor, layout: Layout
-    ) -> tuple[NDArray[np.void], NDArray[np.float64], NDArray[np.float64]]:
-        """Return headers, expected bits a value and largest magnitudes; waits for the GPU once."""
-        tensors = range(len(layout.sizes))
-        wanted = list_wanted(
-            layout, self.options, [k for k in tensors if layout.sizes[k] >= self.options.small]
-        )
-        relative = relative_steps(self.options)
-        results, rms = scan(values, layout)
-        measured = sample(values, layout, wanted, rms, relative)
-        energy, tops = results.cpu().numpy()
-        bad = np.flatnonzero(tops >= 0x7F800000)
-        refuse_bad_tensor(int(bad[0]) if bad.size else -1, layout)
-        largest = tops.astype(np.int32).view(np.float32).astype(np.float64)
-
-        def costs(chosen: Wanted, _: Floats) -> Samples:
-            assert measured is not None
-            all_of_them = curves(measured, layout, wanted, relative)
-            return (
-                all_of_them.only([wanted.index(pair) for pair in chosen])
-                if len(chosen) < len(wanted)
-                else all_of_them
-            )
-
-        headers, bits = plan(layout, self.options, energy, largest, costs, CHUNK_BITS)
-        return headers, bits, largest
+    def _plan(self, values: Tensor, layout: Layout) -> tuple[NDArray[np.void], Floats]:
+        """Return headers and largest magnitudes; waits for the GPU, hardly ever more than once."""
+        question = ask(layout, self.options)
+        for relative in self._ranges:
+            energy, largest, costs = _measure(values, layout, question.wanted, relative)
+            headers, is_met = answer(question, self.options, energy, largest, np.array(relative), costs)
+            if is_met:
+                break
+        return headers, largest
 
     def decode(
         self, payload: Buffer | Tensor, layout: Layout, out: Tensor, weight: float | None = None
@@ -109,29 +94,33 @@ class GpuDct:
         _check(out, layout, "out")
         if not isinstance(payload, Tensor):
             payload = torch.from_numpy(np.frombuffer(payload, np.uint8).copy())
+        device, size = out.device, payload.numel()
+        # Both are under way while the host looks at the headers.
+        own = torch.empty((size + SPARE_BYTES) // 4 * 4, dtype=torch.uint8, device=device)
+        own[:size].copy_(payload, non_blocking=True)
+        codes = torch.zeros(layout.total, dtype=torch.int16, device=device)
         parsed = stream.parse(payload.numpy(), layout)
         raw = stream.raw_values(parsed, layout)
-        device = out.device
         places = find_places(layout, parsed.headers, device)
-        steps = _Steps(of_headers(parsed.headers), device)
+        damage = torch.zeros(1, dtype=torch.int32, device=device)
+        if places.chunks:
+            _decode_chunks(own, parsed, places, codes, damage)
+        steps = _steps(parsed.headers, None, device)
         mode = SET if weight is None else ADD
         factor = 1.0 if weight is None else float(weight)
         if weight is None:
-            out.zero_()
-        damage = torch.zeros(1, dtype=torch.int32, device=device)
-        codes = torch.zeros(layout.total, dtype=torch.int16, device=device)
-        if places.chunks:
-            _decode_chunks(payload.to(device, non_blocking=True), parsed.geometry, places, codes, damage)
+            for uncoded in places.uncoded:
+                out[uncoded].zero_()
         _inverse(codes, out, out, damage, places, steps, factor, mode)
         if places.plain.count:
             plain = places.plain
-            transform.identity_kernel[(plain.count,)](
-                codes, out, damage, plain.start, plain.size, plain.tensor, steps.mantissa, steps.scale,
-                factor, MODE=mode, BLOCK=plain.length, enable_fp_fusion=False,
+            transform.identity_kernel((plain.count,),
+                codes, out, damage, plain.start, plain.size, plain.tensor, steps, factor,
+                ALIGN=plain.align, MODE=mode, BLOCK=plain.length, enable_fp_fusion=False,
             )  # fmt: skip
         if raw:
             floats = places.floats
-            transform.add_kernel[(floats.count,)](
+            transform.add_kernel((floats.count,),
                 to_device(np.concatenate([tensor for _, tensor in raw]), device), out, floats.value_start,
                 floats.start, floats.size, damage, factor, BLOCK=floats.length, enable_fp_fusion=False,
             )  # fmt: skip
@@ -140,79 +129,96 @@ class GpuDct:
             raise StreamError(f"{damaged} chunks are damaged", hint=stream.HINT)
 
 
-class _Steps:
-    """The steps of all tensors, on the device in one copy."""
+def _measure(
+    values: Tensor, layout: Layout, wanted: Wanted, relative: tuple[float, ...]
+) -> tuple[Floats, Floats, Floats]:
+    """Return energies and largest magnitudes of tensors, and [bits, errors] a value of samples."""
+    samples = find_samples(layout, wanted, relative, values.device)
+    # Kernels write what the host will read into pinned memory.
+    tensors, shape = len(layout.sizes), (2, len(wanted), len(relative))
+    found = _pinned(16 * tensors + 8 * shape[1] * shape[2])
+    results = found[: 16 * tensors].view(torch.float64).view(2, tensors)
+    costs = found[16 * tensors :].view(torch.float32).view(shape)
+    if not layout.total:
+        results.zero_()
+    samples.measure(values, results, costs)
+    _wait(values.device)
+    energy, tops = results.numpy()
+    bad = np.flatnonzero(tops >= 0x7F800000)
+    refuse_bad_tensor(int(bad[0]) if bad.size else -1, layout)
+    largest = tops.astype(np.int32).view(np.float32).astype(np.float64)
+    return energy, largest, costs.numpy() / samples.sizes[:, None]
 
-    def __init__(self, steps: Steps, device: torch.device) -> None:
-        rows = np.stack([array.view(np.float32) for array in steps.arrays])
-        moved = to_device(rows, device)
-        self.inverse, self.threshold, self.magic, _, self.scale = moved
-        self.mantissa = moved[3].view(torch.int32)
+
+def _steps(headers: NDArray[np.void], largest: Floats | None, device: torch.device) -> Tensor:
+    """Return the steps of all tensors, on the device."""
+    steps = _pinned(4 * STEP_COLUMNS * len(headers)).view(torch.float32).view(-1, STEP_COLUMNS)
+    find_steps(headers, largest, steps.numpy())
+    return steps.to(device, non_blocking=True)
 
 
 def _encode(
     values: Tensor,
     layout: Layout,
     headers: NDArray[np.void],
-    bits: NDArray[np.float64],
-    largest: NDArray[np.float64],
+    room: int,
+    largest: Floats,
     kept: Tensor | None,
 ) -> tuple[Tensor, int, bool]:
     """Return the payload, the words of its longest chunk, and whether the words had room."""
     device = values.device
-    geometry = stream.lay_out(layout, headers)
     places = find_places(layout, headers, device)
-    steps = _Steps(of_headers(headers, largest), device)
-    keep = kept is not None
-    target = kept if kept is not None else values
-    if keep:
-        target.copy_(values)  # tensors of which nothing is sent are kept whole
-    codes = _quantise(values, places, steps, target, keep)
-    if keep:
+    steps = _steps(headers, largest, device)
+    codes = _quantise(values, places, steps, kept)
+    if kept is not None:
+        for uncoded in places.uncoded:
+            kept[uncoded].copy_(values[uncoded])
         intact = torch.zeros(1, dtype=torch.int32, device=device)
-        _inverse(codes, values, target, intact, places, steps, 1.0, KEEP)
+        _inverse(codes, values, kept, intact, places, steps, 1.0, KEEP)
 
-    top, floor = places.word_room(bits)
-    room = int(top[-1]) if places.chunks else 0
-    payload = _pinned(geometry.words_at + 2 * room + 2 * stream.STATE_WORDS * places.chunks)
-    raw_at = geometry.chunks_at + stream.CHUNK.itemsize * geometry.chunks
+    geometry = stream.lay_out(layout, headers)
+    most_words = room * layout.total + entropy.SLACK.value * places.chunks
+    own = torch.empty(geometry.words_at + 2 * most_words, dtype=torch.uint8, device=device)
     if places.floats.count:
         floats = places.floats
-        raw = torch.empty((geometry.words_at - raw_at) // 2, dtype=torch.int16, device=device)
-        transform.floats_kernel[(floats.count,)](
-            values, raw, target, floats.start, floats.word_start, floats.size,
-            to_device(floats.scales(headers), device), KEEPING=keep, BLOCK=floats.length,
+        raw_at = geometry.chunks_at + stream.CHUNK.itemsize * geometry.chunks
+        transform.floats_kernel((floats.count,),
+            values, own[raw_at : geometry.words_at].view(torch.int16), values if kept is None else kept,
+            floats.start, floats.word_start, floats.size, to_device(floats.scales(headers), device),
+            KEEPING=kept is not None, BLOCK=floats.length,
         )  # fmt: skip
-        payload[raw_at : geometry.words_at].view(torch.int16).copy_(raw, non_blocking=True)
     summary = _pinned(24).view(torch.int64)
-    summary.zero_()
     if places.chunks:
-        words = torch.empty(room, dtype=torch.int16, device=device)
-        bounds = to_device(np.stack([floor, top]), device)
-        _encode_chunks(codes, places, words, bounds, geometry, payload, summary)
+        _encode_chunks(codes, places, room, geometry, own, summary)
+    else:
+        summary.zero_()
     start = stream.join(headers, np.empty(0, np.uint32), [], [])
-    payload[: start.size] = torch.from_numpy(start)
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+    _wait(device)
     written, longest, short = summary.tolist()
-    return payload[: geometry.words_at + 2 * written], longest, short == 0
+    if short:
+        return summary, longest, False
+    size = geometry.words_at + 2 * written
+    payload = _pinned(size)
+    payload[start.size :].copy_(own[start.size : size], non_blocking=True)
+    payload.numpy()[: start.size] = start
+    _wait(device)
+    return payload, longest, True
 
 
-def _quantise(values: Tensor, places: Places, steps: _Steps, kept: Tensor, keep: bool) -> Tensor:
+def _quantise(values: Tensor, places: Places, steps: Tensor, kept: Tensor | None) -> Tensor:
     device = values.device
-    codes = torch.empty(values.numel(), dtype=torch.int16, device=device)
+    codes = torch.empty((values.numel() // FOUR + 1) * FOUR, dtype=torch.int16, device=device)
     for n, group in places.groups.items():
         tile = tile_of(n)
-        transform.forward_kernel[(group.count, tile.columns)](
-            values, codes, group.tile, group.first, places.start, places.blocks, places.start, places.blocks,
-            places.tensor, steps.inverse, steps.threshold, steps.magic, forward_matrix(n, device),
-            AREA=n * n, D=tile.depth, TILE=tile.side, B=group.blocks, COEFFICIENTS=False,
+        transform.forward_kernel((group.count, tile.columns),
+            values, codes, group.rows, steps, forward_matrix(n, device), AREA=n * n, D=tile.depth,
+            TILE=tile.side, B=group.blocks, ALIGN=group.align, PLANE=group.plane, COEFFICIENTS=False,
         )  # fmt: skip
     if places.plain.count:
         plain = places.plain
-        transform.quantise_kernel[(plain.count,)](
-            values, codes, kept, plain.start, plain.size, plain.tensor, steps.inverse, steps.threshold,
-            steps.magic, steps.mantissa, steps.scale, KEEPING=keep, BLOCK=plain.length,
+        transform.quantise_kernel((plain.count,),
+            values, codes, values if kept is None else kept, plain.start, plain.size, plain.tensor, steps,
+            ALIGN=plain.align, KEEPING=kept is not None, BLOCK=plain.length,
         )  # fmt: skip
     return codes
 
@@ -223,110 +229,77 @@ def _inverse(
     out: Tensor,
     damage: Tensor,
     places: Places,
-    steps: _Steps,
+    steps: Tensor,
     weight: float,
     mode: int,
 ) -> None:
     for n, group in places.groups.items():
         tile = tile_of(n)
-        high, low = inverse_digits(n, codes.device)
-        transform.inverse_kernel[(group.count, tile.columns)](
-            codes, values, out, damage, group.tile, group.first, places.start, places.blocks, places.tensor,
-            steps.magic, steps.mantissa, steps.scale, high, low, weight,
-            AREA=n * n, D=tile.depth, TILE=tile.side, B=group.blocks, MODE=mode, enable_fp_fusion=False,
+        basis, small = inverse_basis(n, codes.device)
+        easy_first = tile.columns == 1  # larger blocks are all treated as hard
+        hard = torch.full((group.count + 1,), not easy_first, dtype=torch.int8, device=codes.device)
+        arguments = (codes, values, out, damage, hard, group.rows, steps, basis, weight)
+        if easy_first:
+            transform.inverse_kernel((group.count,),
+                *arguments, AREA=n * n, D=tile.depth, B=group.blocks, SMALL=small,
+                ALIGN=group.align, PLANE=group.plane, MODE=mode, enable_fp_fusion=False,
+            )  # fmt: skip
+        transform.wrapping_kernel((min(group.count, HARD_PROGRAMS), tile.columns),
+            *arguments, group.count, AREA=n * n, D=tile.depth, TILE=tile.side, B=group.blocks,
+            ALIGN=group.align, PLANE=group.plane, MODE=mode, enable_fp_fusion=False,
         )  # fmt: skip
 
 
 def _encode_chunks(
-    codes: Tensor,
-    places: Places,
-    words: Tensor,
-    bounds: Tensor,
-    geometry: stream.Geometry,
-    payload: Tensor,
-    summary: Tensor,
+    codes: Tensor, places: Places, room: int, geometry: stream.Geometry, payload: Tensor, summary: Tensor
 ) -> None:
-    """List, code and pack all chunks; the last words they need stay on the device."""
-    device, chunks, pieces = codes.device, places.chunks, places.pieces
-    floor, top = bounds
-    piece_counts = torch.empty(pieces.count, dtype=torch.int32, device=device)
-    entropy.count_kernel[(pieces.count,)](codes, pieces.start, pieces.size, piece_counts, BLOCK=PIECE_LENGTH)
-    listed = torch.zeros(pieces.count + 1, dtype=torch.int64, device=device)
-    torch.cumsum(piece_counts, 0, out=listed[1:])
-    positions = torch.empty(codes.numel(), dtype=torch.int32, device=device)
-    levels = torch.empty(codes.numel(), dtype=torch.int16, device=device)
-    entropy.list_kernel[(pieces.count,)](
-        codes, pieces.start, pieces.size, pieces.offset, piece_counts, listed[1:], positions, levels,
-        BLOCK=PIECE_LENGTH,
+    """List, code and pack all chunks."""
+    device, chunks, values = codes.device, places.chunks, codes.numel()
+    items = torch.empty(values, dtype=torch.int32, device=device)
+    notes = torch.empty((lists.NOTES.value, chunks), dtype=torch.int32, device=device)
+    histograms = torch.empty(2 * lists.BINS.value * chunks, dtype=torch.int32, device=device)
+    lists.list_kernel((chunks,),
+        codes.view(torch.int32), places.order, places.chunk_start, places.chunk_size, items, notes,
+        histograms, chunks, BLOCK=FOURS, LIST=LIST, num_warps=1,
     )  # fmt: skip
-    lists = listed[pieces.first]  # where each chunk's list begins, and the end of the last
-    gap_spans, level_spans, rests = torch.empty((3, places.lane_room), dtype=torch.int32, device=device)
-    tail, tables, at, lengths = torch.empty((4, chunks), dtype=torch.int32, device=device)
-    entropy.table_kernel[(chunks,)](
-        positions, levels, lists, places.order, places.chunk_size, places.lane_base, cost_table(device),
-        span_table(device), tail, tables, gap_spans, level_spans, rests, LANES=LANES,
-        BLOCK=512,
-    )  # fmt: skip
-    states = torch.empty(2 * chunks, dtype=torch.int32, device=device)
+    lists.table_kernel(
+        (-(-2 * chunks // HISTOGRAMS),), histograms, cost_table(device), notes, chunks, ROWS=HISTOGRAMS
+    )
+    words = torch.empty(room * values + entropy.SLACK.value * chunks, dtype=torch.int16, device=device)
     limits = torch.zeros(2, dtype=torch.int32, device=device)
-    entropy.encode_kernel[(-(-chunks // LANES),)](
-        gap_spans, level_spans, rests, places.lane_base, places.order, lists, tail, tables,
-        span_table(device), reciprocal_table(device), words, floor, top, at, lengths, states, limits, chunks,
-        LANES=LANES, num_warps=1,
+    entropy.encode_kernel((-(-chunks // places.lanes),),
+        items, places.order, places.chunk_start, places.chunk_size, notes, span_table(device),
+        reciprocal_table(device), words, limits, chunks, ROOM=room, LANES=places.lanes, num_warps=1,
     )  # fmt: skip
-    entropy.pack_kernel[(chunks,)](
-        words, at, lengths, torch.cumsum(lengths, 0), states, tables, limits,
-        payload[geometry.chunks_at :][: 4 * chunks].view(torch.int32),
-        payload[geometry.words_at :].view(torch.int16), summary, chunks, BLOCK=256, num_warps=2,
+    heads = payload[geometry.chunks_at :][: 4 * chunks].view(torch.int32)
+    entropy.pack_kernel((chunks,),
+        words, places.chunk_start, places.chunk_size, notes, torch.cumsum(notes[lists.LENGTH.value], 0),
+        limits, heads, payload[geometry.words_at :].view(torch.int16), summary, chunks,
+        ROOM=room, BLOCK=256, num_warps=1,
     )  # fmt: skip
 
 
 def _decode_chunks(
-    payload: Tensor, geometry: stream.Geometry, places: Places, codes: Tensor, damage: Tensor
+    payload: Tensor, parsed: stream.Stream, places: Places, codes: Tensor, damage: Tensor
 ) -> None:
-    words = payload[geometry.words_at :].view(torch.int16)
-    heads = payload[geometry.chunks_at :][: 4 * geometry.chunks].view(torch.int32)
-    lengths = heads & stream.MAX_WORDS
-    first = torch.cumsum(lengths, 0) - lengths
-    entropy.decode_kernel[(-(-places.chunks // LANES),)](
-        words, heads, first, places.order, places.chunk_start, places.chunk_size, slot_table(codes.device),
-        span_table(codes.device),
-        codes, damage, places.chunks, LANES=LANES, num_warps=1,
+    device, geometry = codes.device, parsed.geometry
+    starts = _pinned(8 * places.chunks).view(torch.int64)
+    np.add(parsed.word_starts[:-1], geometry.words_at // 2, out=starts.numpy())
+    entropy.decode_kernel((-(-places.chunks // places.lanes),),
+        payload.view(torch.int32), payload[geometry.chunks_at :][: 4 * geometry.chunks].view(torch.int32),
+        starts.to(device, non_blocking=True), places.order, places.chunk_start, places.chunk_size,
+        slot_table(device), span_table(device), codes, damage, places.chunks,
+        LANES=places.lanes, num_warps=1,
     )  # fmt: skip
 
 
-def scan(values: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Start to measure each tensor; return [energy, bits of the largest magnitude] and the rms."""
-    device, tensors = values.device, len(layout.sizes)
-    begins, sizes, start, size = _segments(layout, device)
-    segments = torch.empty((2, max(start.numel(), 1)), dtype=torch.float64, device=device)
-    results = torch.zeros((2, tensors), dtype=torch.float64, device=device)
-    rms = torch.zeros(tensors, dtype=torch.float32, device=device)
-    if layout.total:
-        transform.scan_kernel[(start.numel(),)](values, start, size, segments, segments[1], BLOCK=1024)
-        transform.sum_kernel[(tensors,)](
-            segments, segments[1], begins, sizes, results, rms, tensors, BLOCK=256
-        )
-    return results, rms
-
-
-@cache
-def _segments(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return where each tensor's segments begin among all, its size, and the segments' starts and sizes."""
-    sizes = np.array(layout.sizes, np.int64)
-    owner, first, size = cut(sizes, SEGMENT)
-    begins = np.searchsorted(owner, np.arange(sizes.size + 1))
-    starts = np.array(layout.offsets, np.int64)[owner] + first
-    return (
-        to_device(begins, device),
-        to_device(sizes, device),
-        to_device(starts, device),
-        to_device(size.astype(np.int32), device),
-    )
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _pinned(size: int) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8, pin_memory=not _INTERPRETED)
+    return torch.empty(size, dtype=torch.uint8, pin_memory=not INTERPRETED)
 
 
 def _check(tensor: Tensor, layout: Layout, name: str) -> None:
@@ -336,7 +309,7 @@ def _check(tensor: Tensor, layout: Layout, name: str) -> None:
             "expected one contiguous float32 vector",
             hint="flatten it and convert it to float32 first",
         )
-    if tensor.device.type != "cuda" and not _INTERPRETED:
+    if tensor.device.type != "cuda" and not INTERPRETED:
         raise CodecError(f"`{name}` is on {tensor.device}, not on a GPU", hint="use `make_codec` on a CPU")
     if tensor.numel() != layout.total:
         raise CodecError(

@@ -1,299 +1,174 @@
-"""Triton kernels of the entropy coder: codes to words and back, one chunk a lane.
+"""Triton kernels of the entropy coder: lists of codes to words and back, one chunk a lane.
 
-What can be done for all codes at once is: counting and listing them, choosing tables.
 The states of a chunk can only be walked one code after the other, so `LANES` chunks of
-about the same size walk in step, and the codes they need next lie side by side.
+about the same size walk in step, and time goes by in waiting for memory. So whatever does
+not depend on a state is loaded a round or more before it is needed, and the tables are
+small enough for the nearest cache.
 """
 
 import triton
 import triton.language as tl
 
-from shoestring.codec.dct.gpu.transform import to_codes
+from shoestring.codec.dct.gpu.launch import kernel
+from shoestring.codec.dct.gpu.lists import CHOSEN, COUNT, LENGTH, code_of, place_of, symbol_of
 
-MAX_LEVEL = tl.constexpr(32767)
-ROUNDING = tl.constexpr(11 / 32)
 SYMBOLS = tl.constexpr(36)
-BINS = tl.constexpr(64)  # symbols, padded
-TABLES = tl.constexpr(128)
+MAX_LEVEL = tl.constexpr(32767)
+MAX_NONZERO = tl.constexpr(65535)
+MAX_WORDS = tl.constexpr(0x3FFFF)
 LOWEST = tl.constexpr(65536)
+STATES = tl.constexpr(4)  # words that the two states of a chunk take
+SLACK = tl.constexpr(64)  # words that every chunk has room for, beside those for its codes
+SLOTS = tl.constexpr(4096)
+SECTOR = tl.constexpr(32)  # bytes that a cache fetches at once
+WARM_WORDS = tl.constexpr(256)  # of a chunk, that are fetched before they are needed
 
 
 @triton.jit
-def symbol_of(value):
-    """Itself below 2, two an octave above: exponent and top bit of the value as a float."""
-    return tl.where(value < 2, value, (value.to(tl.float32).to(tl.int32, bitcast=True) >> 22) - 254)
-
-
-@triton.jit
-def _extra_bits(symbol):
-    return tl.maximum((symbol >> 1) - 1, 0)
-
-
-@triton.jit
-def _first_value(symbol):
-    return tl.where(symbol < 4, symbol, (2 + (symbol & 1)) << _extra_bits(symbol))
-
-
-@triton.jit
-def _larger(a, b):
-    return tl.maximum(a, b)
-
-
-@triton.jit
-def _cheapest(histogram, cost_ptr):
-    """Return (table, its cost in 1/256 bit) for a histogram of symbols [BINS]."""
-    s = tl.arange(0, BINS)
-    t = tl.arange(0, TABLES)
-    costs = tl.sum(
-        tl.load(cost_ptr + t[:, None] * BINS + s[None, :]).to(tl.int32) * histogram[None, :], axis=1
-    )
-    return tl.argmin(costs, 0), tl.min(costs, 0)
-
-
-@triton.jit
-def _count_symbols(symbol, counted):
-    return tl.histogram(tl.where(counted, symbol, BINS - 1), BINS)
-
-
-@triton.jit
-def cost_kernel(
-    c_ptr, start_ptr, size_ptr, tensor_ptr, rms_ptr, relative_ptr, cost_ptr, result_ptr, BLOCK: tl.constexpr
-):
-    """Say how many bits a sample's coefficients would take at a step over rms, and the error in steps."""
-    sample = tl.program_id(0)
-    item = sample * tl.num_programs(1) + tl.program_id(1)
-    start = tl.load(start_ptr + sample)
-    size = tl.load(size_ptr + sample)
-    step = tl.load(relative_ptr + tl.program_id(1)) * tl.load(rms_ptr + tl.load(tensor_ptr + sample))
-    step = tl.maximum(step, 1e-30)
-    inverse_step = 1.0 / step
-    threshold = (1.0 - ROUNDING) * step
-    gap_histogram = tl.zeros([BINS], tl.int32)
-    level_histogram = tl.zeros([BINS], tl.int32)
-    error = tl.zeros([BLOCK], tl.float32)
-    bits = tl.zeros([BLOCK], tl.int32)
-    last = -1
-    for first in range(0, size, BLOCK):
-        k = first + tl.arange(0, BLOCK)
-        c = tl.load(c_ptr + start + k, mask=k < size, other=0.0)
-        before = tl.load(c_ptr + start + k - 1, mask=(k < size) & (k > 0), other=0.0)
-        q = tl.abs(to_codes(c, threshold, inverse_step))
-        exact = tl.abs(c) * inverse_step - q.to(tl.float32)
-        error += exact * exact
-        coded = q > 0
-        marked = tl.where(tl.abs(before) >= threshold, k - 1, -1)
-        gap_symbol = symbol_of(k - tl.maximum(tl.associative_scan(marked, 0, _larger), last) - 1)
-        level_symbol = symbol_of(tl.maximum(q, 1) - 1)
-        gap_histogram += _count_symbols(gap_symbol, coded)
-        level_histogram += _count_symbols(level_symbol, coded)
-        bits += tl.where(coded, _extra_bits(gap_symbol) + _extra_bits(level_symbol) + 1, 0)
-        last = tl.maximum(last, tl.max(tl.where(coded, k, -1), 0))
-    bins = tl.arange(0, BINS)
-    _, gap_cost = _cheapest(tl.where(bins < SYMBOLS, gap_histogram, 0), cost_ptr)
-    _, level_cost = _cheapest(tl.where(bins < SYMBOLS, level_histogram, 0), cost_ptr)
-    items = tl.num_programs(0) * tl.num_programs(1)
-    tl.store(result_ptr + item, tl.sum(bits, 0) + (gap_cost + level_cost).to(tl.float32) / 256)
-    tl.store(result_ptr + items + item, tl.sum(error, 0))
-
-
-@triton.jit
-def count_kernel(codes_ptr, start_ptr, size_ptr, count_ptr, BLOCK: tl.constexpr):
-    """Count the codes of one piece of a chunk."""
-    pid = tl.program_id(0)
-    k = tl.arange(0, BLOCK)
-    q = tl.load(codes_ptr + tl.load(start_ptr + pid) + k, mask=k < tl.load(size_ptr + pid), other=0)
-    tl.store(count_ptr + pid, tl.sum((q != 0).to(tl.int32), 0))
-
-
-@triton.jit
-def list_kernel(
-    codes_ptr,
-    start_ptr,
-    size_ptr,
-    offset_ptr,
-    count_ptr,
-    end_ptr,
-    positions_ptr,
-    levels_ptr,
-    BLOCK: tl.constexpr,
-):
-    """List the places in their chunk and the levels of one piece's codes."""
-    pid = tl.program_id(0)
-    count = tl.load(count_ptr + pid)
-    if count > 0:
-        k = tl.arange(0, BLOCK)
-        q = tl.load(codes_ptr + tl.load(start_ptr + pid) + k, mask=k < tl.load(size_ptr + pid), other=0)
-        coded = q != 0
-        at = tl.load(end_ptr + pid) - count + tl.cumsum(coded.to(tl.int32), 0) - 1
-        tl.store(positions_ptr + at, tl.load(offset_ptr + pid) + k, mask=coded)
-        tl.store(levels_ptr + at, q, mask=coded)
-
-
-@triton.jit
-def _listed(positions_ptr, levels_ptr, k, inside):
-    """Return position, gap and level of the codes `k` of a chunk's list."""
-    position = tl.load(positions_ptr + k, mask=inside, other=0)
-    before = tl.load(positions_ptr + k - 1, mask=inside & (k > 0), other=-1)
-    return position, position - before - 1, tl.load(levels_ptr + k, mask=inside, other=1).to(tl.int32)
-
-
-@triton.jit
-def table_kernel(
-    positions_ptr, levels_ptr, list_ptr, order_ptr, size_ptr, base_ptr, cost_ptr, span_ptr, tail_ptr,
-    tables_ptr, gap_spans_ptr, level_spans_ptr, rests_ptr, LANES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Choose one chunk's tables, and lay what its lane will push beside that of its group's others."""
-    slot = tl.program_id(0)
-    chunk = tl.load(order_ptr + slot)
-    begin = tl.load(list_ptr + chunk)
-    count = (tl.load(list_ptr + chunk + 1) - begin).to(tl.int32)
-    gap_histogram = tl.zeros([BINS], tl.int32)
-    level_histogram = tl.zeros([BINS], tl.int32)
-    last = -1
-    for first in range(0, count, BLOCK):
-        k = first + tl.arange(0, BLOCK)
-        inside = k < count
-        position, gap, level = _listed(positions_ptr + begin, levels_ptr + begin, k, inside)
-        gap_histogram += _count_symbols(symbol_of(gap), inside)
-        level_histogram += _count_symbols(symbol_of(tl.abs(level) - 1), inside)
-        last = tl.maximum(last, tl.max(tl.where(inside, position, -1), 0))
-    tail = tl.load(size_ptr + chunk) - 1 - last
-    bins = tl.arange(0, BINS)
-    gap_histogram += ((bins == symbol_of(tail)) & (tail > 0)).to(tl.int32)
-    gap_table, _ = _cheapest(tl.where(bins < SYMBOLS, gap_histogram, 0), cost_ptr)
-    level_table, _ = _cheapest(tl.where(bins < SYMBOLS, level_histogram, 0), cost_ptr)
-    tl.store(tail_ptr + chunk, tail)
-    tl.store(tables_ptr + chunk, gap_table | (level_table << 7))
-    beside = tl.load(base_ptr + slot // LANES) + slot % LANES
-    for first in range(0, count, BLOCK):
-        k = first + tl.arange(0, BLOCK)
-        inside = k < count
-        _, gap, level = _listed(positions_ptr + begin, levels_ptr + begin, k, inside)
-        gap_symbol, level_symbol = symbol_of(gap), symbol_of(tl.abs(level) - 1)
-        gap_span = tl.load(span_ptr + gap_table * SYMBOLS + gap_symbol) | (_extra_bits(gap_symbol) << 24)
-        level_span = tl.load(span_ptr + level_table * SYMBOLS + level_symbol)
-        level_span = level_span | ((_extra_bits(level_symbol) + 1) << 24)
-        rest = ((tl.abs(level) - 1 - _first_value(level_symbol)) << 1) | (level < 0).to(tl.int32)
-        rest = (rest << 16) | (gap - _first_value(gap_symbol))
-        tl.store(gap_spans_ptr + beside + k * LANES, gap_span, mask=inside)
-        tl.store(level_spans_ptr + beside + k * LANES, level_span, mask=inside)
-        tl.store(rests_ptr + beside + k * LANES, rest, mask=inside)
-
-
-@triton.jit
-def _spill(x, spills, words_ptr, at, floor):
+def _spill(x, spills, words, at):
     """Move 16 bits of the states that spill to their words, backwards."""
     at -= spills.to(tl.int32)
     word = (x & 0xFFFF).to(tl.uint16).to(tl.int16, bitcast=True)
-    tl.store(words_ptr + at, word, mask=spills & (at >= floor))
+    tl.store(words + at, word, mask=spills & (at >= STATES))
     return tl.where(spills, x >> 16, x), at
 
 
 @triton.jit
-def _push(x, active, span, rest, reciprocal_ptr, words_ptr, at, floor):
+def _push(x, active, value, span, bits, reciprocal, words, at):
     """Push the bits that place a value in its symbol, then the symbol."""
-    span = span.to(tl.uint32, bitcast=True)
-    freq = span & 4095
-    bits = span >> 24
-    # 2**32 / freq rounded down gives the quotient or one less.
-    reciprocal = tl.load(reciprocal_ptr + freq.to(tl.int32)).to(tl.uint32, bitcast=True)
     # A shift by 32 is not defined, so in two steps; no bits, no spill.
-    x, at = _spill(x, active & (((x >> (31 - bits)) >> 1) != 0), words_ptr, at, floor)
-    x = tl.where(active, (x << bits) | rest, x)
-    x, at = _spill(x, active & (x >= (freq << 20)), words_ptr, at, floor)
+    x, at = _spill(x, active & (((x >> (31 - bits)) >> 1) != 0), words, at)
+    x = tl.where(active, (x << bits) | value, x)
+    freq = span & 4095
+    x, at = _spill(x, active & (x >= (freq << 20)), words, at)
+    # 2**32 / freq rounded down gives the quotient or one less.
     quotient = tl.umulhi(x, reciprocal)
     left = x - quotient * freq
     more = left >= freq
-    pushed = (
-        ((quotient + more.to(tl.uint32)) << 12) + tl.where(more, left - freq, left) + ((span >> 12) & 4095)
-    )
-    return tl.where(active, pushed, x), at
+    pushed = ((quotient + more.to(tl.uint32)) << 12) + tl.where(more, left - freq, left)
+    return tl.where(active, pushed + ((span >> 12) & 4095), x), at
 
 
 @triton.jit
+def _look_up(symbol, table, wanted, span_ptr, reciprocal_ptr):
+    """Return the span of a symbol (frequency, first slot, extra bits) and 2**32 over its frequency."""
+    at = table * SYMBOLS + symbol
+    span = tl.load(span_ptr + at, mask=wanted, other=1).to(tl.uint32, bitcast=True)
+    return span, tl.load(reciprocal_ptr + at, mask=wanted, other=0).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _prepare(item, earlier, i, gap_table, level_table, span_ptr, reciprocal_ptr):
+    """Return what pushing item `i` of a list takes: gap and level, and what the tables say of them."""
+    wanted = i >= 0
+    gap = tl.where(wanted, place_of(item) - tl.where(i > 0, place_of(earlier), -1) - 1, 0)
+    code = code_of(item)
+    above = tl.where(wanted, tl.abs(code) - 1, 0)
+    gap_span, gap_reciprocal = _look_up(symbol_of(gap), gap_table, wanted, span_ptr, reciprocal_ptr)
+    level_span, level_reciprocal = _look_up(symbol_of(above), level_table, wanted, span_ptr, reciprocal_ptr)
+    signed = ((above << 1) | (code < 0).to(tl.int32)).to(tl.uint32)
+    return gap.to(tl.uint32), gap_span, gap_reciprocal, signed, level_span, level_reciprocal
+
+
+@triton.jit
+def _low_bits(value, bits):
+    return value & ((tl.full(bits.shape, 1, tl.uint32) << bits) - 1)
+
+
+@kernel
 def encode_kernel(
-    gap_spans_ptr, level_spans_ptr, rests_ptr, base_ptr, order_ptr, list_ptr, tail_ptr, tables_ptr, span_ptr,
-    reciprocal_ptr, words_ptr, floor_ptr, top_ptr, at_ptr, length_ptr, states_ptr, limits_ptr, chunks,
-    LANES: tl.constexpr,
+    items_ptr, order_ptr, start_ptr, size_ptr, notes_ptr, span_ptr, reciprocal_ptr, words_ptr, limits_ptr,
+    chunks, ROOM: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Code `LANES` chunks, each backwards from the top of its own words down to its floor at most.
+    """Code `LANES` chunks, each backwards from the end of its own room for words; states come first.
 
     `limits` receives the words of the longest chunk, and whether one did not have room.
     """
     slot = tl.program_id(0) * LANES + tl.arange(0, LANES)
     live = slot < chunks
     chunk = tl.load(order_ptr + slot, mask=live, other=0)
-    count = (tl.load(list_ptr + chunk + 1) - tl.load(list_ptr + chunk)).to(tl.int32)
-    count = tl.where(live, count, 0)
-    tail = tl.load(tail_ptr + chunk)
-    floor = tl.load(floor_ptr + chunk)
-    top = tl.load(top_ptr + chunk)
-    at = top
-    base = tl.load(base_ptr + tl.program_id(0)) + tl.arange(0, LANES)
+    count = tl.load(notes_ptr + COUNT * chunks + chunk, mask=live, other=0)
+    start = tl.load(start_ptr + chunk)
+    size = tl.load(size_ptr + chunk)
+    gap_table = tl.load(notes_ptr + CHOSEN * chunks + 2 * chunk)
+    level_table = tl.load(notes_ptr + CHOSEN * chunks + 2 * chunk + 1)
+    items = items_ptr + start
+    words = words_ptr + start * ROOM + chunk * SLACK
+    room = size * ROOM + SLACK
+    at = room
     gap_state = tl.full([LANES], LOWEST, tl.uint32)
     level_state = tl.full([LANES], LOWEST, tl.uint32)
 
-    ends = (count > 0) & (tail > 0)
-    symbol = symbol_of(tl.where(ends, tail, 0))
-    span = tl.load(span_ptr + (tl.load(tables_ptr + chunk) & 127) * SYMBOLS + symbol) | (
-        _extra_bits(symbol) << 24
-    )
-    rest = tl.where(ends, tail - _first_value(symbol), 0).to(tl.uint32)
-    gap_state, at = _push(gap_state, ends, span, rest, reciprocal_ptr, words_ptr, at, floor)
     i = count - 1
-    gap_span = tl.load(gap_spans_ptr + base + i * LANES, mask=i >= 0, other=1)
-    level_span = tl.load(level_spans_ptr + base + i * LANES, mask=i >= 0, other=1)
-    rest = tl.load(rests_ptr + base + i * LANES, mask=i >= 0, other=0)
+    item = tl.load(items + i, mask=i >= 0, other=0)
+    earlier = tl.load(items + i - 1, mask=i >= 1, other=0)
+    before = tl.load(items + i - 2, mask=i >= 2, other=0)
+    tail = tl.where(count > 0, size - 1 - place_of(item), 0)
+    span, reciprocal = _look_up(symbol_of(tail), gap_table, tail > 0, span_ptr, reciprocal_ptr)
+    bits = span >> 24
+    gap_state, at = _push(
+        gap_state, tail > 0, _low_bits(tail.to(tl.uint32), bits), span, bits, reciprocal, words, at
+    )
+    gap, gap_span, gap_reciprocal, level, level_span, level_reciprocal = _prepare(
+        item, earlier, i, gap_table, level_table, span_ptr, reciprocal_ptr
+    )
     for _ in range(tl.max(count, 0)):
         active = i >= 0
         i -= 1
-        # What the next round needs is on its way while this one is worked on.
-        next_gap_span = tl.load(gap_spans_ptr + base + i * LANES, mask=i >= 0, other=1)
-        next_level_span = tl.load(level_spans_ptr + base + i * LANES, mask=i >= 0, other=1)
-        next_rest = tl.load(rests_ptr + base + i * LANES, mask=i >= 0, other=0)
-        rest = rest.to(tl.uint32, bitcast=True)
+        # What the next rounds need is on its way while this one is worked on.
+        next_gap, next_gap_span, next_gap_reciprocal, next_level, next_level_span, next_level_reciprocal = (
+            _prepare(earlier, before, i, gap_table, level_table, span_ptr, reciprocal_ptr)
+        )
+        earlier = before
+        before = tl.load(items + i - 2, mask=i >= 2, other=0)
+        bits = (level_span >> 24) + 1
         level_state, at = _push(
-            level_state, active, level_span, rest >> 16, reciprocal_ptr, words_ptr, at, floor
+            level_state, active, _low_bits(level, bits), level_span, bits, level_reciprocal, words, at
         )
+        bits = gap_span >> 24
         gap_state, at = _push(
-            gap_state, active, gap_span, rest & 0xFFFF, reciprocal_ptr, words_ptr, at, floor
+            gap_state, active, _low_bits(gap, bits), gap_span, bits, gap_reciprocal, words, at
         )
-        gap_span, level_span, rest = next_gap_span, next_level_span, next_rest
-    length = tl.where(count > 0, top - at + 4, 0)
-    tl.store(at_ptr + chunk, at, mask=live)
-    tl.store(length_ptr + chunk, length, mask=live)
-    tl.store(states_ptr + 2 * chunk, gap_state.to(tl.int32, bitcast=True), mask=live)
-    tl.store(states_ptr + 2 * chunk + 1, level_state.to(tl.int32, bitcast=True), mask=live)
-    tl.atomic_max(limits_ptr, tl.max(tl.where(live, length, 0), 0))
-    tl.atomic_max(limits_ptr + 1, tl.max((live & (at < floor)).to(tl.int32), 0))
+        gap, gap_span, gap_reciprocal = next_gap, next_gap_span, next_gap_reciprocal
+        level, level_span, level_reciprocal = next_level, next_level_span, next_level_reciprocal
+
+    coded = count > 0
+    fits = at >= STATES
+    for half in tl.static_range(2):
+        gap_word = ((gap_state >> (16 * half)) & 0xFFFF).to(tl.uint16).to(tl.int16, bitcast=True)
+        level_word = ((level_state >> (16 * half)) & 0xFFFF).to(tl.uint16).to(tl.int16, bitcast=True)
+        tl.store(words + at - 4 + half, gap_word, mask=coded & fits)
+        tl.store(words + at - 2 + half, level_word, mask=coded & fits)
+    length = tl.where(coded, room - at + STATES, 0)
+    tl.store(notes_ptr + LENGTH * chunks + chunk, length, mask=live)
+    longest = tl.where(count > MAX_NONZERO, MAX_WORDS + 1, length)
+    tl.atomic_max(limits_ptr, tl.max(longest, 0))
+    tl.atomic_max(limits_ptr + 1, tl.max((~fits).to(tl.int32), 0))
 
 
-@triton.jit
+@kernel
 def pack_kernel(
-    words_ptr, at_ptr, length_ptr, end_ptr, states_ptr, tables_ptr, limits_ptr, headers_ptr, out_ptr,
-    summary_ptr, chunks, BLOCK: tl.constexpr,
+    words_ptr, start_ptr, size_ptr, notes_ptr, end_ptr, limits_ptr, headers_ptr, out_ptr, summary_ptr, chunks,
+    ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write one chunk's header, states and words to their places in the stream.
+    """Write one chunk's header and words to their places in the stream.
 
     Nothing is written where a chunk was longer than its room. The last chunk reports.
     """
     chunk = tl.program_id(0)
     short = tl.load(limits_ptr + 1)
-    length = tl.where(short == 0, tl.load(length_ptr + chunk), 0)
+    length = tl.where(short == 0, tl.load(notes_ptr + LENGTH * chunks + chunk), 0)
     end = tl.load(end_ptr + chunk)
-    tables = tl.load(tables_ptr + chunk)
-    tl.store(headers_ptr + chunk, tl.where(length > 0, length | (tables << 18), 0))
     if length > 0:
-        out = end - length
-        k = tl.arange(0, 4)
-        state = tl.load(states_ptr + 2 * chunk + k // 2).to(tl.uint32, bitcast=True)
-        half = tl.where(k % 2 == 0, state & 0xFFFF, state >> 16)
-        tl.store(out_ptr + out + k, half.to(tl.uint16).to(tl.int16, bitcast=True))
-        at = tl.load(at_ptr + chunk)
-        for first in range(0, length - 4, BLOCK):
+        chosen = notes_ptr + CHOSEN * chunks + 2 * chunk
+        tl.store(headers_ptr + chunk, length | (tl.load(chosen) << 18) | (tl.load(chosen + 1) << 25))
+        room = tl.load(size_ptr + chunk) * ROOM + SLACK
+        words = words_ptr + tl.load(start_ptr + chunk) * ROOM + chunk * SLACK + room - length
+        for first in range(0, length, BLOCK):
             i = first + tl.arange(0, BLOCK)
-            word = tl.load(words_ptr + at + i, mask=i < length - 4)
-            tl.store(out_ptr + out + 4 + i, word, mask=i < length - 4)
+            tl.store(out_ptr + end - length + i, tl.load(words + i, mask=i < length), mask=i < length)
+    else:
+        tl.store(headers_ptr + chunk, 0)
     if chunk == chunks - 1:
         tl.store(summary_ptr, end)
         tl.store(summary_ptr + 1, tl.load(limits_ptr).to(tl.int64))
@@ -301,91 +176,117 @@ def pack_kernel(
 
 
 @triton.jit
-def _word(words_ptr, at, last, wanted):
-    """Load the next word of each lane; past the end it is the last one again."""
-    word = tl.load(words_ptr + tl.minimum(at, last), mask=wanted, other=0)
-    return word.to(tl.uint16, bitcast=True).to(tl.uint32)
-
-
-@triton.jit
-def _refill(x, active, word, after, words_ptr, at, last):
-    """Give 16 bits to the states that are short; the word after the next is already on its way."""
+def _refill(x, active, buffer, have):
+    """Give 16 bits to the states that are short."""
     short = active & (x < LOWEST)
-    x = tl.where(short, (x << 16) | word, x)
-    at += short.to(at.dtype)
-    return x, tl.where(short, after, word), tl.where(short, _word(words_ptr, at + 1, last, short), after), at
+    x = tl.where(short, (x << 16) | (buffer.to(tl.uint32) & 0xFFFF), x)
+    return x, tl.where(short, buffer >> 16, buffer), have - short.to(tl.int32)
 
 
 @triton.jit
-def _pop(x, active, slot_ptr, span_ptr, table, word, after, words_ptr, at, last):
-    # Two small tables, which stay in the nearest cache, beat one large one.
-    symbol = tl.load(slot_ptr + table * 4096 + (x & 4095).to(tl.int32), mask=active, other=0).to(tl.int32)
-    span = tl.load(span_ptr + table * SYMBOLS + symbol).to(tl.uint32, bitcast=True)
-    x = tl.where(active, (span & 4095) * (x >> 12) + (x & 4095) - (span >> 12), x)
-    x, word, after, at = _refill(x, active, word, after, words_ptr, at, last)
-    return x, word, after, at, symbol
+def _pop(x, active, span, bits, buffer, have):
+    """Pull a symbol whose span is known, and the bits that follow it."""
+    popped = (span & 4095) * (x >> 12) + (x & 4095) - ((span >> 12) & 4095)
+    x, buffer, have = _refill(tl.where(active, popped, x), active, buffer, have)
+    value = _low_bits(x, bits)
+    x, buffer, have = _refill(tl.where(active, x >> bits, x), active, buffer, have)
+    return x, value.to(tl.int32), buffer, have
 
 
 @triton.jit
-def _pop_bits(x, active, bits, word, after, words_ptr, at, last):
-    value = x & ((1 << bits) - 1).to(tl.uint32)
-    x = tl.where(active, x >> bits.to(tl.uint32), x)
-    x, word, after, at = _refill(x, active, word, after, words_ptr, at, last)
-    return x, word, after, at, value.to(tl.int32)
+def _top_up(buffer, have, ahead, pairs, read, last):
+    """See that two words are at hand: as many as a symbol and its bits can take."""
+    low = have < 2
+    buffer = tl.where(low, buffer | (ahead.to(tl.uint64) << (16 * have).to(tl.uint64)), buffer)
+    # Lanes that have enough keep what they loaded before, so none waits for what it does not need.
+    ahead = _pair(pairs, read, last, low, ahead.to(tl.int32, bitcast=True))
+    return buffer, have + 2 * low.to(tl.int32), ahead, read + low.to(tl.int32)
 
 
 @triton.jit
+def _pair(pairs, read, last, wanted, other):
+    """Load two words; past the end of a chunk, whatever lies there."""
+    return tl.load(pairs + tl.minimum(read, last), mask=wanted, other=other).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _start_of(symbol, bits):
+    return tl.where(symbol < 4, symbol, (2 + (symbol & 1)) << bits.to(tl.int32))
+
+
+@kernel
 def decode_kernel(
-    words_ptr, headers_ptr, first_ptr, order_ptr, start_ptr, size_ptr, slot_ptr, span_ptr, codes_ptr,
+    pairs_ptr, headers_ptr, word_ptr, order_ptr, start_ptr, size_ptr, slot_ptr, span_ptr, codes_ptr,
     damage_ptr, chunks, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Decode `LANES` chunks into a cleared buffer of codes; count the damaged ones."""
+    """Decode `LANES` chunks into a cleared buffer of codes; count the damaged ones.
+
+    `pairs` is the whole stream as pairs of 16-bit words; `word` is which of them each chunk begins with.
+    """
     slot = tl.program_id(0) * LANES + tl.arange(0, LANES)
     live = slot < chunks
     chunk = tl.load(order_ptr + slot, mask=live, other=0)
     header = tl.load(headers_ptr + chunk, mask=live, other=0).to(tl.uint32, bitcast=True)
-    length = (header & 0x3FFFF).to(tl.int32)
+    length = (header & MAX_WORDS).to(tl.int32)
     gap_table = ((header >> 18) & 127).to(tl.int32)
     level_table = (header >> 25).to(tl.int32)
-    first = tl.load(first_ptr + chunk, mask=live, other=0)
-    start = tl.load(start_ptr + chunk, mask=live, other=0)
+    word = tl.load(word_ptr + chunk, mask=live, other=0)
+    codes = codes_ptr + tl.load(start_ptr + chunk, mask=live, other=0)
     size = tl.load(size_ptr + chunk, mask=live, other=0)
-    damaged = live & (length > 0) & (length < 4)
-    active = live & (length >= 4)
-    last = first + length - 1
-    gap_state = _word(words_ptr, first, last, active) | (_word(words_ptr, first + 1, last, active) << 16)
-    level_state = _word(words_ptr, first + 2, last, active) | (
-        _word(words_ptr, first + 3, last, active) << 16
-    )
-    damaged |= active & ((gap_state < LOWEST) | (level_state < LOWEST))
+    gap_slots = slot_ptr + gap_table * SLOTS
+    level_slots = slot_ptr + level_table * SLOTS
+    damaged = live & (length > 0) & (length < STATES)
+    active = live & (length >= STATES)
+    pairs = pairs_ptr + word // 2
+    odd = (word % 2).to(tl.int32)
+    last = (length + odd) // 2
+    # Touch both tables and the words, so that hardly a round waits for what none has asked for before.
+    k = tl.arange(0, SLOTS // SECTOR) * SECTOR
+    warm = tl.sum(tl.load(gap_slots[:, None] + k[None, :]).to(tl.int32), 1)
+    warm += tl.sum(tl.load(level_slots[:, None] + k[None, :]).to(tl.int32), 1)
+    k = tl.arange(0, WARM_WORDS * 2 // SECTOR)[None, :] * (SECTOR // 4)
+    warm += tl.sum(tl.load(pairs[:, None] + k, mask=k <= last[:, None], other=0) & 1, 1)
+    zero = tl.zeros([LANES], tl.int32)
+    a = _pair(pairs, zero, last, active, zero)
+    b = _pair(pairs, zero + 1, last, active, zero)
+    c = _pair(pairs, zero + 2, last, active, zero)
+    ahead = _pair(pairs, zero + 3, last, active, zero)
+    gap_state = tl.where(odd == 1, (a >> 16) | (b << 16), a)
+    level_state = tl.where(odd == 1, (b >> 16) | (c << 16), b)
+    buffer = tl.where(odd == 1, c >> 16, c).to(tl.uint64)
+    read = zero + 4
+    buffer, have, ahead, read = _top_up(buffer, 2 - odd, ahead, pairs, read, last)
+
+    damaged |= active & ((gap_state < LOWEST) | (level_state < LOWEST) | (warm < 0))
     checked = active & ~damaged
     active = checked
-    at = first + 4
-    word = _word(words_ptr, at, last, active)
-    after = _word(words_ptr, at + 1, last, active)
-    position = tl.zeros([LANES], tl.int32)
+    position = zero
+    gap_symbol = tl.load(gap_slots + (gap_state & 4095).to(tl.int32)).to(tl.int32)
+    level_symbol = tl.load(level_slots + (level_state & 4095).to(tl.int32)).to(tl.int32)
     while tl.max(active.to(tl.int32), 0) > 0:
-        gap_state, word, after, at, symbol = _pop(
-            gap_state, active, slot_ptr, span_ptr, gap_table, word, after, words_ptr, at, last
-        )
-        gap_state, word, after, at, rest = _pop_bits(
-            gap_state, active, _extra_bits(symbol), word, after, words_ptr, at, last
-        )
-        position += tl.where(active, _first_value(symbol) + rest, 0)
+        gap_span = tl.load(span_ptr + gap_table * SYMBOLS + gap_symbol).to(tl.uint32, bitcast=True)
+        level_span = tl.load(span_ptr + level_table * SYMBOLS + level_symbol).to(tl.uint32, bitcast=True)
+        bits = gap_span >> 24
+        start = _start_of(gap_symbol, bits)
+        gap_state, rest, buffer, have = _pop(gap_state, active, gap_span, bits, buffer, have)
+        gap_symbol = tl.load(gap_slots + (gap_state & 4095).to(tl.int32)).to(tl.int32)
+        buffer, have, ahead, read = _top_up(buffer, have, ahead, pairs, read, last)
+        position += tl.where(active, start + rest, 0)
         active = active & (position < size)
-        level_state, word, after, at, symbol = _pop(
-            level_state, active, slot_ptr, span_ptr, level_table, word, after, words_ptr, at, last
-        )
-        level_state, word, after, at, rest = _pop_bits(
-            level_state, active, _extra_bits(symbol) + 1, word, after, words_ptr, at, last
-        )
-        level = _first_value(symbol) + (rest >> 1) + 1
+
+        bits = level_span >> 24
+        start = _start_of(level_symbol, bits)
+        level_state, rest, buffer, have = _pop(level_state, active, level_span, bits + 1, buffer, have)
+        level_symbol = tl.load(level_slots + (level_state & 4095).to(tl.int32)).to(tl.int32)
+        buffer, have, ahead, read = _top_up(buffer, have, ahead, pairs, read, last)
+        level = start + (rest >> 1) + 1
         damaged |= active & (level > MAX_LEVEL)
         active = active & ~damaged
         level = tl.where((rest & 1) != 0, -level, level)
-        tl.store(codes_ptr + start + position, level.to(tl.int16), mask=active)
+        tl.store(codes + position, level.to(tl.int16), mask=active)
         position += active.to(tl.int32)
         active = active & (position < size)
-    whole = (position == size) & (at == first + length) & (gap_state == LOWEST) & (level_state == LOWEST)
+    spent = 2 * (read - 1) - odd - have  # the last pair read is still ahead
+    whole = (position == size) & (spent == length) & (gap_state == LOWEST) & (level_state == LOWEST)
     damaged |= checked & ~whole
     tl.atomic_add(damage_ptr, tl.sum(damaged.to(tl.int32), 0))

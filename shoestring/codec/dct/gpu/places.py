@@ -4,6 +4,7 @@ A bucket of many tensors is coded by a handful of launches. Each program looks u
 tile, segment or chunk it is for.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,9 +18,13 @@ from shoestring.codec.base import Layout
 from shoestring.codec.dct import format as stream
 
 PLAIN_LENGTH = 4096
-PIECE_LENGTH = 2048
-LANES = 32
-BLOCKS_A_GROUP = 64
+# Values, padding included, that one program transforms.
+VALUES_A_GROUP = 1 << 11
+FEWEST_BLOCKS = 64
+# More codes in a row than a thread can load at once.
+MOST_ALIGNED = 16
+# The walk of chunks waits for memory most of the time: rather many warps than full ones.
+WARPS, FEWEST_LANES, MOST_LANES = 1024, 4, 32
 
 
 @dataclass(frozen=True)
@@ -41,16 +46,21 @@ def tile_of(n: int) -> Tile:
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """Copy a small array to the device."""
-    return torch.from_numpy(np.array(array)).to(device)
+    return torch.from_numpy(np.array(array, order="C")).to(device)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The programs that transform blocks of one size."""
+    """The programs that transform blocks of one size, one a row.
 
-    tile: Tensor
-    first: Tensor
+    A row is: where the values of the group begin, where the codes of its first frequency do, how
+    far the next frequency's are from there, how many blocks it has, and its tensor.
+    """
+
+    rows: Tensor
     blocks: int
+    align: int  # divides all places and sizes, of values
+    plane: int  # and of codes
     count: int
 
 
@@ -61,6 +71,7 @@ class Segments:
     start: Tensor
     size: Tensor
     tensor: Tensor
+    align: int
     length: int
     count: int
 
@@ -84,41 +95,18 @@ class Floats:
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Chunks cut into pieces whose codes are listed at once."""
-
-    start: Tensor
-    size: Tensor
-    offset: Tensor  # in the chunk
-    first: Tensor  # the first piece of each chunk, and the number of pieces
-    count: int
-
-
-@dataclass(frozen=True)
 class Places:
     """All index arrays of a bucket with given forms and chunk sizes."""
 
-    start: Tensor  # a tile
-    blocks: Tensor
-    tensor: Tensor
     groups: dict[int, Groups]
     plain: Segments
     floats: Floats
+    uncoded: tuple[slice, ...]  # values of tensors that have no blocks
     chunk_start: Tensor
     chunk_size: Tensor
     chunks: int
     order: Tensor  # chunks by falling size: neighbours take about as long
-    pieces: Pieces
-    lane_base: Tensor  # where each group of `LANES` chunks has room for its codes
-    lane_room: int
-    chunk_tensor: NDArray[np.int64]
-    chunk_sizes: NDArray[np.int64]
-
-    def word_room(self, bits: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return where each chunk's room for words ends and begins, for this many bits a value."""
-        room = (self.chunk_sizes * bits[self.chunk_tensor] / 16).astype(np.int64) + 64
-        top = np.cumsum(room)
-        return top.astype(np.int32), (top - room).astype(np.int32)
+    lanes: int  # chunks that one warp walks
 
 
 def find_places(layout: Layout, headers: NDArray[np.void], device: torch.device) -> Places:
@@ -135,37 +123,63 @@ def _find(layout: Layout, kinds: bytes, chunk_logs: bytes, device: torch.device)
     blocks = np.where(side > 1, tiles[:, stream.TILE_BLOCKS], 0)
 
     groups = {}
-    for n in np.unique(side[side > 1]).tolist():
-        chosen = np.flatnonzero((side == n) & (blocks > 0))
-        if chosen.size:
-            groups[n] = group_blocks(n, chosen, blocks[chosen], device)
+    for n in np.unique(side[(side > 1) & (blocks > 0)]).tolist():
+        own = tiles[(side == n) & (blocks > 0)]
+        start, count = own[:, stream.TILE_START], own[:, stream.TILE_BLOCKS]
+        groups[n] = group_blocks(n, start, start, count, count, own[:, stream.TILE_TENSOR], device)
 
     chunk_size = 1 << tiles[:, stream.TILE_CHUNK_LOG2]
     tile, first, length = cut(tiles[:, stream.TILE_SIZE], chunk_size)
-    lane_sizes = -np.sort(-length)[::LANES] * LANES  # the longest of each group, for all of its lanes
     return Places(
-        start=to_device(tiles[:, stream.TILE_START], device),
-        blocks=_index(tiles[:, stream.TILE_BLOCKS], device),
-        tensor=_index(tiles[:, stream.TILE_TENSOR], device),
         groups=groups,
         plain=_plain(tiles, blocks * side * side, device),
         floats=_floats(layout, headers, device),
+        uncoded=_uncoded(layout, headers),
         chunk_start=to_device(tiles[tile, stream.TILE_START] + first, device),
         chunk_size=_index(length, device),
         chunks=tile.size,
-        order=to_device(np.argsort(-length, kind="stable"), device),
-        pieces=_pieces(tiles[tile, stream.TILE_START] + first, length, device),
-        lane_base=to_device(np.cumsum(lane_sizes) - lane_sizes, device),
-        lane_room=int(lane_sizes.sum()),
-        chunk_tensor=tiles[tile, stream.TILE_TENSOR],
-        chunk_sizes=length,
+        order=_index(np.argsort(-length, kind="stable"), device),
+        lanes=_lanes(tile.size),
     )
 
 
-def group_blocks(n: int, tiles: NDArray[np.int64], blocks: NDArray[np.int64], device: torch.device) -> Groups:
-    """Cut the blocks of some tiles into groups, one a program."""
-    owner, first, _ = cut(blocks, BLOCKS_A_GROUP)
-    return Groups(_index(tiles[owner], device), _index(first, device), BLOCKS_A_GROUP, owner.size)
+def _lanes(chunks: int) -> int:
+    """Return the power of two that gives about `WARPS` warps."""
+    return min(max(1 << max(chunks // WARPS, 1).bit_length() - 1, FEWEST_LANES), MOST_LANES)
+
+
+def _uncoded(layout: Layout, headers: NDArray[np.void]) -> tuple[slice, ...]:
+    slices: list[slice] = []
+    for index in np.flatnonzero(headers["kind"] < stream.FIRST_BLOCK_KIND).tolist():
+        start, end = layout.offsets[index], layout.offsets[index + 1]
+        if slices and slices[-1].stop == start:
+            start = slices.pop().start
+        slices.append(slice(start, end))
+    return tuple(slices)
+
+
+def group_blocks(
+    n: int,
+    start: NDArray[np.int64],
+    plane_start: NDArray[np.int64],
+    stride: NDArray[np.int64],
+    blocks: NDArray[np.int64],
+    tensor: NDArray[np.int64],
+    device: torch.device,
+) -> Groups:
+    """Cut runs of blocks into groups, one a program."""
+    most = max(VALUES_A_GROUP // tile_of(n).depth, FEWEST_BLOCKS)
+    owner, first, count = cut(blocks, most)
+    start, plane_start = start[owner] + first * n * n, plane_start[owner] + first
+    stride = stride[owner]
+    rows = np.stack([start, plane_start, stride, count, tensor[owner]], axis=1)
+    plane = _divisor(plane_start, stride, count)
+    return Groups(to_device(rows, device), most, _divisor(start), plane, owner.size)
+
+
+def _divisor(*arrays: NDArray[np.int64]) -> int:
+    """Return the largest power of two up to `MOST_ALIGNED` that divides all of them."""
+    return math.gcd(MOST_ALIGNED, *(int(np.gcd.reduce(array, initial=0)) for array in arrays))
 
 
 def _index(array: NDArray[np.int64], device: torch.device) -> Tensor:
@@ -183,24 +197,15 @@ def cut(
     return owner, first, np.minimum(each, sizes[owner] - first)
 
 
-def _pieces(starts: NDArray[np.int64], sizes: NDArray[np.int64], device: torch.device) -> Pieces:
-    owner, offset, size = cut(sizes, PIECE_LENGTH)
-    return Pieces(
-        start=to_device(starts[owner] + offset, device),
-        size=_index(size, device),
-        offset=_index(offset, device),
-        first=to_device(np.searchsorted(owner, np.arange(sizes.size + 1)), device),
-        count=owner.size,
-    )
-
-
 def _plain(tiles: NDArray[np.int64], covered: NDArray[np.int64], device: torch.device) -> Segments:
     """Cut what no block covers: tiles without a transform, and rests."""
     owner, first, size = cut(tiles[:, stream.TILE_SIZE] - covered, PLAIN_LENGTH)
+    start = tiles[owner, stream.TILE_START] + covered[owner] + first
     return Segments(
-        start=to_device(tiles[owner, stream.TILE_START] + covered[owner] + first, device),
+        start=to_device(start, device),
         size=_index(size, device),
         tensor=_index(tiles[owner, stream.TILE_TENSOR], device),
+        align=_divisor(start, size),
         length=PLAIN_LENGTH,
         count=owner.size,
     )

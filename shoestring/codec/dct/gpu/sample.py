@@ -5,134 +5,142 @@ GPU nothing more; between two of them the rate is close to a power of the step.
 """
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shoestring.codec.base import Layout
-from shoestring.codec.dct.gpu import entropy, transform
-from shoestring.codec.dct.gpu.places import Groups, group_blocks, tile_of, to_device
+from shoestring.codec.dct.gpu import lists, transform
+from shoestring.codec.dct.gpu.places import Groups, cut, group_blocks, tile_of, to_device
 from shoestring.codec.dct.gpu.tables import cost_table, forward_matrix
 from shoestring.codec.dct.options import Options
 from shoestring.codec.dct.plan import Floats, Wanted
-from shoestring.codec.dct.sampling import MAX_GROUPS, lanes_of, run_starts, sample_shape
+from shoestring.codec.dct.sampling import lanes_of, run_starts, sample_shape
+from shoestring.codec.rate import typical_step
 
-_SEARCH_RANGE = 2.0 ** np.arange(-5, 5.5, 0.5)
-GROUPS = MAX_GROUPS // 2
+_LOWEST, _HIGHEST, _NEAR = -10, 10, 4  # steps over rms that are searched, in half octaves
+SEGMENT = 1 << 14
 
 
-class Curves:
-    """The costs of all samples at some steps; between them, their interpolation."""
-
-    def __init__(self, relative: Floats, bits: Floats, errors: Floats) -> None:
-        self._at = np.log2(relative)
-        self._bits = np.log2(bits + 1e-9)  # [samples, steps]
-        self._errors = errors
-
-    def only(self, chosen: list[int]) -> "Curves":
-        """Return the curves of these samples alone."""
-        return Curves(np.exp2(self._at), np.exp2(self._bits[chosen]) - 1e-9, self._errors[chosen])
-
-    def table(self) -> tuple[Floats, Floats, Floats]:
-        return np.exp2(self._at), np.exp2(self._bits), self._errors
-
-    def costs(self, relative_step: float) -> tuple[Floats, Floats]:
-        place = np.interp(np.log2(relative_step), self._at, np.arange(self._at.size))
-        left = min(int(place), max(self._at.size - 2, 0))
-        right = min(left + 1, self._at.size - 1)
-        share = place - left
-        bits = self._bits[:, left] * (1 - share) + self._bits[:, right] * share
-        errors = self._errors[:, left] * (1 - share) + self._errors[:, right] * share
-        return np.exp2(bits), errors
+def step_ranges(options: Options) -> tuple[tuple[float, ...], ...]:
+    """Return the steps over rms to measure: those near where a budget is usually met, then all."""
+    if options.bits is None:
+        return ((options.step,),)
+    usual = round(2 * np.log2(typical_step(options.bits)))
+    near = np.clip(usual, _LOWEST + _NEAR, _HIGHEST - _NEAR) + np.arange(-_NEAR, _NEAR + 1)
+    both = near, np.arange(_LOWEST, _HIGHEST + 1)
+    return tuple(tuple(np.exp2(halves / 2).tolist()) for halves in both)
 
 
 @dataclass(frozen=True)
-class _Places:
-    tensor: Tensor  # a sample
+class _Runs:
+    """Where the samples with one block size are taken from: runs of values, or groups of blocks."""
+
+    start: Tensor
+    out_start: Tensor
+    size: Tensor
+    groups: Groups
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What is measured of a bucket before it is planned, and where."""
+
+    relative: Tensor
+    tensor: Tensor  # of each sample
     start: Tensor  # among the coefficients
     size: Tensor
     sizes: Floats
     total: int
-    zeros: Tensor
-    nothing: Tensor  # steps for coefficients that are neither snapped nor quantised
-    rows: dict[int, tuple[Tensor, Groups]]  # n: (start, blocks, start among coefficients, stride) a run
+    nothing: Tensor  # a step for coefficients that are neither snapped nor quantised
+    runs: dict[int, _Runs]
+    segment_begin: Tensor  # each tensor's first segment, and their number
+    segment_start: Tensor
+    segment_size: Tensor
+    tensor_size: Tensor
+
+    def measure(self, values: Tensor, tensors: Tensor, costs: Tensor) -> None:
+        """Start to measure: [energy, bits of the largest magnitude] of tensors, [bits, error] of samples."""
+        device, count, segments = values.device, self.tensor_size.numel(), self.segment_start.numel()
+        if not segments:
+            return
+        sums = torch.empty((2, segments), dtype=torch.float64, device=device)
+        rms = torch.empty(count, dtype=torch.float32, device=device)
+        transform.scan_kernel(
+            (segments,), values, self.segment_start, self.segment_size, sums, segments, BLOCK=1024
+        )
+        transform.sum_kernel(
+            (count,), sums, self.segment_begin, self.tensor_size, tensors, rms, segments, count, BLOCK=256
+        )
+        if not self.tensor.numel():
+            return
+        coefficients = torch.empty(max(self.total, 1), dtype=torch.float32, device=device)
+        for n, runs in self.runs.items():
+            if n == 1:
+                transform.gather_kernel(
+                    (runs.start.numel(),),
+                    values,
+                    coefficients,
+                    runs.start,
+                    runs.out_start,
+                    runs.size,
+                    BLOCK=lanes_of(1),
+                )
+                continue
+            tile, groups = tile_of(n), runs.groups
+            transform.forward_kernel((groups.count, tile.columns),
+                values, coefficients, groups.rows, self.nothing, forward_matrix(n, device),
+                AREA=n * n, D=tile.depth, TILE=tile.side, B=groups.blocks,
+                ALIGN=groups.align, PLANE=groups.plane, COEFFICIENTS=True,
+            )  # fmt: skip
+        lists.cost_kernel((self.tensor.numel(), self.relative.numel()),
+            coefficients, self.start, self.size, self.tensor, rms, self.relative, cost_table(device), costs,
+            BLOCK=4096, num_warps=8,
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=64)
-def _find(layout: Layout, wanted: tuple[tuple[int, int], ...], device: torch.device) -> _Places:
+def find_samples(
+    layout: Layout, wanted: Wanted, relative: tuple[float, ...], device: torch.device
+) -> Samples:
+    """Say what to measure of a bucket: each wanted (tensor, block size) at each step over rms."""
     starts, sizes, total = [], [], 0
     rows: dict[int, list[tuple[int, int, int, int]]] = {}
     for index, n in wanted:
-        groups, runs, each = sample_shape(layout.sizes[index], n, GROUPS)
+        groups, runs, each = sample_shape(layout.sizes[index], n)
         starts.append(total)
-        for k, first in enumerate(run_starts(layout.sizes[index], n, GROUPS) if each else []):
+        for k, first in enumerate(run_starts(layout.sizes[index], n) if each else []):
             out_start = total + k // runs * runs * each * n * n + k % runs * each
             place = layout.offsets[index] + first * n * n
-            rows.setdefault(n, []).append((place, each, out_start, runs * each))
+            rows.setdefault(n, []).append((place, out_start, runs * each, each))
         total += groups * runs * each * n * n
         sizes.append(total - starts[-1])
-    tables = {n: np.array(row, np.int64).T for n, row in rows.items()}
-    return _Places(
+    tensor_sizes = np.array(layout.sizes, np.int64)
+    owner, first_value, segment_size = cut(tensor_sizes, SEGMENT)
+    return Samples(
+        relative=to_device(np.array(relative, np.float32), device),
         tensor=to_device(np.array([index for index, _ in wanted], np.int32), device),
         start=to_device(np.array(starts, np.int64), device),
         size=to_device(np.array(sizes, np.int32), device),
         sizes=np.maximum(np.array(sizes, np.float64), 1),
         total=total,
-        zeros=torch.zeros(
-            max((len(row) for row in rows.values()), default=1), dtype=torch.int32, device=device
-        ),
         nothing=torch.zeros(1, dtype=torch.float32, device=device),
-        rows={
-            n: (
-                to_device(np.ascontiguousarray(table), device),
-                group_blocks(n, np.arange(table.shape[1]), table[1], device),
-            )
-            for n, table in tables.items()
-        },
+        runs={n: _find_runs(n, np.array(row, np.int64), device) for n, row in rows.items()},
+        segment_begin=to_device(np.searchsorted(owner, np.arange(tensor_sizes.size + 1)), device),
+        segment_start=to_device(np.array(layout.offsets, np.int64)[owner] + first_value, device),
+        segment_size=to_device(segment_size.astype(np.int32), device),
+        tensor_size=to_device(tensor_sizes, device),
     )
 
 
-def relative_steps(options: Options) -> Floats:
-    """Return the steps over rms that a plan may ask for."""
-    return np.array([options.step]) if options.bits is None else _SEARCH_RANGE
-
-
-def sample(values: Tensor, layout: Layout, wanted: Wanted, rms: Tensor, relative: Floats) -> Tensor:
-    """Start measuring each wanted (tensor, block size) at each step; return what will hold the costs."""
-    device = values.device
-    results = torch.empty((2, len(wanted), relative.size), dtype=torch.float32, device=device)
-    if not wanted:
-        return results
-    places = _find(layout, tuple(wanted), device)
-    coefficients = torch.empty(max(places.total, 1), dtype=torch.float32, device=device)
-    for n, ((start, blocks, out_start, stride), groups) in places.rows.items():
-        if n == 1:
-            transform.gather_kernel[(start.numel(),)](
-                values, coefficients, start, out_start, blocks, BLOCK=lanes_of(1)
-            )
-        elif groups.count:
-            tile = tile_of(n)
-            transform.forward_kernel[(groups.count, tile.columns)](
-                values, coefficients, groups.tile, groups.first, start, blocks, out_start, stride,
-                places.zeros, places.nothing, places.nothing, places.nothing, forward_matrix(n, device),
-                AREA=n * n, D=tile.depth, TILE=tile.side, B=groups.blocks, COEFFICIENTS=True,
-            )  # fmt: skip
-    entropy.cost_kernel[(len(wanted), relative.size)](
-        coefficients, places.start, places.size, places.tensor, rms, _steps(tuple(relative), device),
-        cost_table(device), results, BLOCK=4096, num_warps=8,
-    )  # fmt: skip
-    return results
-
-
-def curves(results: Tensor, layout: Layout, wanted: Wanted, relative: Floats) -> Curves:
-    """Read the costs that `sample` measured."""
-    places = _find(layout, tuple(wanted), results.device)
-    bits, errors = results.cpu().numpy().astype(np.float64) / places.sizes[:, None]
-    return Curves(relative, bits, errors)
-
-
-@cache
-def _steps(relative: tuple[float, ...], device: torch.device) -> Tensor:
-    return to_device(np.array(relative, np.float32), device)
+def _find_runs(n: int, rows: np.ndarray, device: torch.device) -> _Runs:
+    start, out_start, stride, blocks = rows.T.copy()
+    groups = group_blocks(n, start, out_start, stride, blocks, np.zeros_like(start), device)
+    return _Runs(
+        to_device(start, device),
+        to_device(out_start, device),
+        to_device(blocks.astype(np.int32), device),
+        groups,
+    )

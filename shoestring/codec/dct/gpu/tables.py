@@ -9,10 +9,11 @@ from torch import Tensor
 
 from shoestring.codec.dct.basis import BASIS_SCALE, integer_basis
 from shoestring.codec.dct.gpu.places import tile_of, to_device
-from shoestring.codec.dct.tables import COST, CUM, FREQ, PROBABILITY_BITS, SLOT
+from shoestring.codec.dct.tables import COST, CUM, EXTRA, FREQ, SLOT
 
-COST_BINS = 64
+COST_BINS, COST_DIGIT = 32, 64
 DIGIT = 512
+MOST_IN_A_DIGIT = 127
 
 
 def _kronecker(n: int) -> NDArray[np.int64]:
@@ -26,39 +27,42 @@ def _kronecker(n: int) -> NDArray[np.int64]:
 
 @cache
 def forward_matrix(n: int, device: torch.device) -> Tensor:
-    """Return [place, frequency] as floats."""
-    return to_device((_kronecker(n).T / BASIS_SCALE**2).astype(np.float32), device)
+    """Return [frequency, place] as float16: what the transform multiplies each value by."""
+    return to_device((_kronecker(n) / BASIS_SCALE**2).astype(np.float16), device)
 
 
 @cache
-def inverse_digits(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the matrix [frequency, place] as `512 * high + low`, both exact in float16."""
+def inverse_basis(n: int, device: torch.device) -> tuple[Tensor, int]:
+    """Return two matrices [frequency, place], exact in float16, and a limit.
+
+    The basis is 512 times the first plus the second. Codes of a block whose magnitudes add up to the
+    limit at most give less than 2**23, and each of them is one digit.
+    """
     matrix = _kronecker(n)
     high = matrix // DIGIT
-    return (
-        to_device(high.astype(np.float16), device),
-        to_device((matrix - DIGIT * high).astype(np.float16), device),
-    )
+    limit = min(MOST_IN_A_DIGIT, (1 << 23) // int(np.abs(matrix).max()))
+    return to_device(np.stack([high, matrix - DIGIT * high]).astype(np.float16), device), limit
 
 
 @cache
 def cost_table(device: torch.device) -> Tensor:
-    cost = np.zeros((len(COST), COST_BINS), np.int16)
-    cost[:, : COST.shape[1]] = COST
-    return to_device(cost, device)
+    """Return [digit, symbol, table]: costs in 1/256 bit as two digits, the low one first."""
+    cost = COST.T[:COST_BINS]
+    digits = np.stack([cost % COST_DIGIT, cost // COST_DIGIT])
+    return to_device(digits.astype(np.float16), device)
 
 
 @cache
 def span_table(device: torch.device) -> Tensor:
-    """Return each symbol's frequency and, above 12 bits, where its slots begin."""
-    return to_device((FREQ | CUM << 12).astype(np.uint32).view(np.int32), device)
+    """Return each symbol's frequency, above 12 bits where its slots begin, above 24 its extra bits."""
+    extra = EXTRA.astype(np.uint32) << 24
+    return to_device((FREQ | CUM << 12 | extra).astype(np.uint32).view(np.int32), device)
 
 
 @cache
 def reciprocal_table(device: torch.device) -> Tensor:
-    """Return 2**32 over each possible frequency, rounded down to what fits 32 bits."""
-    freq = np.maximum(np.arange(1 << PROBABILITY_BITS, dtype=np.int64), 1)
-    reciprocal = np.minimum((1 << 32) // freq, (1 << 32) - 1)
+    """Return 2**32 over each symbol's frequency, rounded down to what fits 32 bits."""
+    reciprocal = np.minimum((1 << 32) // FREQ.astype(np.int64), (1 << 32) - 1)
     return to_device(reciprocal.astype(np.uint32).view(np.int32), device)
 
 
