@@ -44,7 +44,7 @@ def be_shard(told: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> Non
         )
         is_local = told["address"].startswith("ipc:")
         shard = Shard(told["index"], told["shards"], told["run"], is_sharing=is_local)
-        service = Service(shard, listener.socket, threads=told["threads"])
+        service = Service(shard, listener, threads=told["threads"])
 
         def watch() -> None:
             sys.stdin.read()

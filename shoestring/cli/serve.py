@@ -96,7 +96,7 @@ def serve(
     )
     with EventLog(folder, f"shard-{shard}") as log:
         archive = Archive(checkpoint, shard) if checkpoint is not None else None
-        service = Service(own, listener.socket, threads=threads, archive=archive, report=log.write)
+        service = Service(own, listener, threads=threads, archive=archive, report=log.write)
         stopper.attend(service)
         _announce(listener.address, shard, shards, run, as_json)
         try:

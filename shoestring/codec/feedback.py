@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Codec, Layout, Payload, Vector, check_vector
+from shoestring.codec.scratch import room
 from shoestring.errors import CodecError, NonFiniteError
 
 _KEPT = "kept"
@@ -24,7 +25,7 @@ _KEPT = "kept"
 class Feedback:
     """Encodes one bucket's gradients, step after step, losing nothing.
 
-    Holds as much memory as the bucket, and three times that while it encodes.
+    Holds as much memory as the bucket; each thread that encodes keeps room for two more.
     Not thread-safe: one bucket has one `Feedback`, used from one thread.
     """
 
@@ -36,19 +37,20 @@ class Feedback:
 
     @property
     def kept(self) -> Vector:
-        """What has not been sent yet: a read-only view that later calls do not change."""
-        view = self._kept.view()
-        view.flags.writeable = False
-        return view
+        """What has not been sent yet: a read-only copy."""
+        copy = self._kept.copy()
+        copy.flags.writeable = False
+        return copy
 
     def encode(self, gradient: Vector) -> Payload:
         """Turn the gradient and what was kept into bytes; keep what they leave out."""
         check_vector(gradient, self.layout, "gradient")
+        size = self.layout.total
+        came_in, kept = (room(name, size, np.float32)[:size] for name in ("came_in", "kept"))
         with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what becomes of it
-            came_in = self._kept + gradient
-        kept = np.empty_like(came_in)
+            np.add(self._kept, gradient, out=came_in)
         payload = self.codec.encode(came_in, self.layout, kept)
-        self._kept = kept
+        self._kept[:] = kept
         return payload
 
     def reset(self) -> None:

@@ -12,7 +12,6 @@ What is kept is bounded: of each worker the pushes of `AHEAD` rounds, and of pas
 no more bytes than the part itself has, or `AHEAD` of them.
 """
 
-import threading
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Vector
+from shoestring.codec.scratch import room
 from shoestring.errors import ShoestringError, WireError
 from shoestring.server import rules
 from shoestring.server.admission import check_push, codec_of
@@ -99,7 +99,8 @@ class Work:
     def _sum(self) -> Vector:
         layout = self.desk.holding.part.layout
         # A sum that waits for its scale needs memory of its own.
-        total = np.empty(layout.total, np.float32) if self.clip else _scratch(layout.total)
+        size = layout.total
+        total: Vector = np.empty(size, np.float32) if self.clip else room("total", size, np.float32)[:size]
         for place, item in enumerate(self.contributions):
             weight = item.push.weight
             if item.push.codec == LOSSLESS:  # the values themselves
@@ -357,17 +358,6 @@ class Desk:
             or (len(self._log) > AHEAD and size > limit)
         ):
             size -= self._log.popleft().payload.nbytes
-
-
-_local = threading.local()
-
-
-def _scratch(size: int) -> Vector:
-    """Memory of this thread for one sum; fresh memory would cost more than the sum itself."""
-    room: Vector | None = getattr(_local, "room", None)
-    if room is None or room.size < size:
-        room = _local.room = np.empty(size, np.float32)
-    return room[:size]
 
 
 def pack_used(used: NDArray[np.bool_]) -> bytes:

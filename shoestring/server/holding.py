@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Codec, Payload, Vector
+from shoestring.codec.scratch import room
 from shoestring.errors import NonFiniteError
 from shoestring.server import rules
 from shoestring.server.partition import Part
@@ -93,7 +94,7 @@ class Holding:
         layout = self.part.layout
         if self.kept is not None:
             update += self.kept
-        kept = np.empty_like(update)
+        kept = room("holding_kept", update.size, np.float32)[: update.size]
         try:
             payload = codec.encode(update, layout, kept)
         except NonFiniteError as error:
@@ -102,7 +103,9 @@ class Holding:
                 hint="lower the learning rate, warm it up, or clip the gradient (`clip_norm=`)",
             ) from error
         codec.decode(payload, layout, self.params, 1.0)
-        self.kept = kept
+        if self.kept is None:
+            self.kept = np.empty_like(update)
+        self.kept[:] = kept
         return Reply(self.version, seq, codec.spec, False, payload)
 
     def _runs(self, used: NDArray[np.bool_]) -> list[tuple[int, int, int, int]]:

@@ -24,7 +24,7 @@ from shoestring.errors import JoinError
 from shoestring.server.rules import Rule
 
 SMALLEST, LARGEST = 1 << 15, 1 << 20  # values a part, about
-_SHARE = 32  # a model has about this many parts, where the bounds allow
+_SHARE = 16  # a model has about this many parts, where the bounds allow
 _SLACK = 1.25
 _GRAIN = 1024  # a row that is itself too large is cut at multiples of it: whole blocks of every size
 

@@ -18,6 +18,7 @@ from shoestring.server.archive import Archive
 from shoestring.server.desk import Work
 from shoestring.server.shard import Shard
 from shoestring.wire import frames
+from shoestring.wire.link import Listener
 from shoestring.wire.waker import Waker
 
 _TICK_MS = 250
@@ -30,7 +31,7 @@ class Service:
     def __init__(
         self,
         shard: Shard,
-        socket: "zmq.Socket[bytes]",
+        listener: Listener,
         *,
         threads: int = 1,
         archive: Archive | None = None,
@@ -41,7 +42,8 @@ class Service:
         self.threads = threads
         self.bad_messages = 0
         self.dropped = 0
-        self._socket = socket
+        self._listener = listener
+        self._socket = listener.socket
         self._report = report
         self._waker = Waker()
         self._done: deque[Callable[[], None]] = deque()
@@ -82,9 +84,8 @@ class Service:
 
     def _receive(self) -> bool:
         for _ in range(_BATCH):
-            try:
-                received = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            received = self._listener.receive()
+            if received is None:
                 return True
             sender, rest = received[0].bytes, [frame.buffer for frame in received[1:]]
             try:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from shoestring.codec.base import Codec, Payload, Vector, refuse_non_finite
 from shoestring.codec.feedback import Feedback
 from shoestring.codec.registry import make
+from shoestring.codec.scratch import room
 from shoestring.errors import NonFiniteError
 from shoestring.server.desk import pack_used
 from shoestring.server.holding import LOSSLESS
@@ -82,7 +83,7 @@ class Courier:
             if isinstance(message, say.Full):
                 apply(part, np.frombuffer(answer.payload, np.float32), True)
             elif message.codec:
-                values: Vector = np.empty(part.size, np.float32)
+                values = room("answered", part.size, np.float32)[: part.size]
                 self._codec(message.codec).decode(answer.payload, part.layout, values)
                 apply(part, values, False)
 
@@ -107,8 +108,11 @@ class Courier:
 
     def _encode(self, part: Part, terms: Terms, read: Read) -> tuple[say.Push, bytes | memoryview]:
         codec = self._codec(terms.setting.push)
-        room = self.exchange.room(part.index) if codec.name == LOSSLESS else None
-        slot, memory = room if room is not None else (-1, None)
+        slot, memory = -1, None
+        if codec.name != LOSSLESS:
+            memory = room("pushed", part.size, np.float32)[: part.size]
+        elif (shared := self.exchange.room(part.index)) is not None:
+            slot, memory = shared
         values, used = read(memory)
         is_finite = True
         try:

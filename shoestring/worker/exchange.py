@@ -127,6 +127,7 @@ class Exchange:
         timeout_s: float = 60.0,
     ) -> None:
         self.traffic = Traffic()
+        self.bad_messages = 0
         self._lines = [_Line(index, address, socket) for index, (address, socket) in enumerate(sockets)]
         self._homes = homes
         self._shared = list(shared) or [None] * len(sockets)
@@ -141,6 +142,7 @@ class Exchange:
         self._early: dict[int, list[Answer]] = {}
         self._sent: dict[tuple[int, int], _Sent] = {}
         self._have = [0] * len(homes)
+        self._accepted = [0] * len(homes)  # the version of each part up to which answers have come in
         self._norms: dict[int, dict[int, float]] = {}
         self._snapped: queue.SimpleQueue[tuple[say.Snapped, bytes]] = queue.SimpleQueue()
         self._waker = Waker()
@@ -175,6 +177,7 @@ class Exchange:
     def start(self, versions: list[int]) -> None:
         """Begin, holding these versions of the parts."""
         self._have = list(versions)
+        self._accepted = list(versions)
         for line in self._lines:
             line.heard_at = time.monotonic()
         self._thread.start()
@@ -273,6 +276,14 @@ class Exchange:
                 return slot, pair.own.slot(pair.places[part], slot)
         return None
 
+    def _continues(self, message: say.Full | say.Delta) -> bool:
+        """Say whether an answer goes on from what has come in for its part, and remember it if so."""
+        before = self._accepted[message.part]
+        if isinstance(message, say.Delta) and message.version > before + 1:
+            return False
+        self._accepted[message.part] = max(before, message.version)
+        return True
+
     def _shared_values(self, full: say.Full) -> memoryview:
         pair = self._shared[self._homes[full.part]]
         if pair is None or full.slot >= SLOTS:
@@ -355,7 +366,11 @@ class Exchange:
             except zmq.Again:
                 return
             buffers = [frame.buffer for frame in received]
-            message, payload = frames.decode(buffers)
+            try:
+                message, payload = frames.decode(buffers)
+            except WireError:  # damaged on the way: what it was is asked for again
+                self.bad_messages += 1
+                continue
             line.heard_at = time.monotonic()
             self.traffic.down += sum(buffer.nbytes for buffer in buffers)
             self._take(line, message, payload)
@@ -368,12 +383,13 @@ class Exchange:
                     self.traffic.down += payload.nbytes
                 answer = Answer(message.part, message, payload)
                 known = self._sent.get((message.part, message.seq))
-                if known is None:
-                    return  # a second answer to one push
+                if known is None or not self._continues(message):
+                    return  # a second answer to one push, or one before it was lost: it is asked for again
                 if answer.is_last:
                     del self._sent[message.part, message.seq]
                 self.traffic.down_float += 4 * self._sizes[message.part]
-                self._add_norm(message.seq, message.part, message.squares)
+                if message.part not in self._norms.get(message.seq, ()):  # it was lost on its way
+                    self._add_norm(message.seq, message.part, message.squares)
                 self._answers.put(answer)
             case say.Norm():
                 self._add_norm(message.seq, message.part, message.squares)
@@ -390,6 +406,8 @@ class Exchange:
                 probe = self._probes.pop(message.at, None)
                 if probe is not None:
                     probe.is_echoed.set()
+            case say.Welcome() | say.Entered():
+                pass  # late
             case say.Snapped():
                 self._snapped.put((message, bytes(payload)))
                 with self._changed:
@@ -405,12 +423,17 @@ class Exchange:
         if not self._clip_norm:
             return
         norms = self._norms.setdefault(seq, {})
+        is_repeat = part in norms  # the shard asks again: it has not heard the scale
         norms.setdefault(part, squares)
-        if len(norms) == len(self._homes):
-            norm = math.sqrt(sum(norms[index] for index in range(len(norms))))
-            self.tell(say.Scale(seq, min(1.0, self._clip_norm / (norm + 1e-6))))
-            norms[-1] = norm  # told: later answers do not tell again
-            self._norms = {key: value for key, value in self._norms.items() if key >= seq - 4}
+        if len(norms) < len(self._homes):
+            return
+        norm = math.sqrt(sum(norms[index] for index in range(len(norms))))
+        scale = say.Scale(seq, min(1.0, self._clip_norm / (norm + 1e-6)))
+        if is_repeat:
+            self._send(self._lines[self._homes[part]], frames.encode(scale))
+        else:
+            self.tell(scale)
+        self._norms = {key: value for key, value in self._norms.items() if key >= seq - 4}
 
     def _beat(self, now: float) -> None:
         for line in self._lines:

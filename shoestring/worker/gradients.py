@@ -141,12 +141,16 @@ class GradientRounds:
     def _bound(self, seq: int) -> int:
         if seq <= self.policy.warmup or isinstance(self.policy, EveryStep):
             return WHOLE_ROUND
-        return self.policy.staleness if isinstance(self.policy, Bounded) else NO_BOUND
+        if isinstance(self.policy, Bounded):  # one step is taken before the answer is waited for
+            return max(0, self.policy.staleness - 1)
+        return NO_BOUND
 
     def _delay(self, seq: int) -> int:
         if seq <= self.policy.warmup:
             return 0
-        return self.pilot.delay(seq) if isinstance(self.policy, EveryStep) else 1
+        if isinstance(self.policy, EveryStep):
+            return self.pilot.delay(seq)
+        return 0 if isinstance(self.policy, Bounded) and self.policy.staleness == 0 else 1
 
     def _apply(self, part: Part, values: Vector, is_full: bool) -> None:
         if is_full:

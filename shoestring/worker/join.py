@@ -1,5 +1,6 @@
 """Enter a run: agree with every shard on the model and on the first round, then get the parameters."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class Door:
         self._incarnation = incarnation
         self._sockets = sockets
         self._notice = notice
+        self._welcomed: list[int] = []
 
     def enter(self, table: Table, replica: Replica, homes: tuple[int, ...]) -> Entry:
         """Join all shards; afterwards the replica holds what the shards hold."""
@@ -80,9 +82,9 @@ class Door:
             shard = homes[part.index]
             if welcomes[shard].empty and self._run.worker == 0:
                 self._send(shard, say.Init(part.index), replica.read(part).view(np.uint8).data)
-            else:
-                self._send(shard, say.Pull(part.index, first - 1))
-                pulled[shard].append(part)
+            # The first worker too: what the shard holds counts, should it hold something already.
+            self._send(shard, say.Pull(part.index, first - 1))
+            pulled[shard].append(part)
         for shard, parts in enumerate(pulled):
             for _ in parts:
                 full, payload = self._expect(shard, say.Full)
@@ -118,7 +120,11 @@ class Door:
                 say.PROTOCOL, run.name, run.worker, run.workers, self._incarnation, shard, shards, name
             )
             self._send(shard, hello, table)
-        return [self._expect(shard, say.Welcome)[0] for shard in range(len(self._sockets))]
+        welcomes = []
+        for shard in range(len(self._sockets)):
+            welcomes.append(self._expect(shard, say.Welcome)[0])
+            self._welcomed.append(shard)
+        return welcomes
 
     def _send(self, shard: int, message: Message, payload: frames.Buffer = b"") -> None:
         self._wait(shard, zmq.POLLOUT)  # it cannot be written to before the shard has let it in
@@ -126,9 +132,11 @@ class Door:
 
     def _expect(self, shard: int, kind: type[T]) -> tuple[T, memoryview]:
         """Wait for one message of a kind from one shard."""
-        self._wait(shard, zmq.POLLIN)
-        received = self._sockets[shard][1].recv_multipart(copy=False)
-        message, payload = frames.decode([frame.buffer for frame in received])
+        message: Message = say.Beat(0.0)
+        while isinstance(message, say.Beat):  # an echo
+            self._wait(shard, zmq.POLLIN)
+            received = self._sockets[shard][1].recv_multipart(copy=False)
+            message, payload = frames.decode([frame.buffer for frame in received])
         if isinstance(message, say.Refusal):
             error = StaleWorkerError if message.stale else JoinError
             raise error(f"shard {shard} refused: {message.message}", hint=message.hint)
@@ -139,11 +147,18 @@ class Door:
             )
         return message, payload
 
+    def _beat(self) -> None:
+        """Keep the lease with the shards that know this worker."""
+        for shard in self._welcomed:
+            with contextlib.suppress(zmq.Again):
+                self._sockets[shard][1].send_multipart(frames.encode(say.Beat(time.monotonic())), zmq.NOBLOCK)
+
     def _wait(self, shard: int, event: int) -> None:
         """Wait until a shard's socket can be read or written; say so if it takes long."""
         address, socket = self._sockets[shard]
         began, has_noticed = time.monotonic(), False
         while not socket.poll(1000, event):
+            self._beat()
             waited = time.monotonic() - began
             if waited > _PATIENCE_S and not has_noticed:
                 has_noticed = True

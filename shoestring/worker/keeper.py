@@ -11,6 +11,7 @@ while training goes on. The first worker writes the manifest, when all files are
 import threading
 import time
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -115,6 +116,7 @@ class Keeper:
 
     def load(self, snapshot: Snapshot) -> None:
         """Go on from a checkpoint. The shards have restored theirs."""
+        self._refuse_other_model(snapshot)
         prefix = f"worker.{self._here.run.worker}."
         facts = _worker_facts(snapshot, self._here.run.worker)
         if facts is None:
@@ -142,6 +144,17 @@ class Keeper:
         self._here.resumed_position = (int(facts["position"][0]), int(facts["position"][1]))
         self._here.resumed_kept = list(facts["kept"])
         restore_random(self._here)
+
+    def _refuse_other_model(self, snapshot: Snapshot) -> None:
+        for own, saved in zip_longest(self._table_facts(), snapshot.manifest.facts.get("table", [])):
+            if own != saved:
+                raise SnapshotError(
+                    f"checkpoint `{snapshot.folder}` has {saved} where this model has {own}",
+                    hint="resume with the model the checkpoint was made with",
+                )
+
+    def _table_facts(self) -> list[list[Any]]:
+        return [[tensor.name, list(tensor.shape), tensor.group] for tensor in self._table.tensors]
 
     def _untrained(self) -> dict[str, torch.Tensor]:
         """Buffers and frozen parameters, by name."""
@@ -198,12 +211,11 @@ class Keeper:
     def _commit(self, seq: int) -> None:
         assert self._root is not None
         run = self._here.run
-        table = [[tensor.name, list(tensor.shape), tensor.group] for tensor in self._table.tensors]
         manifest = Manifest(
             step=seq,
             workers=run.workers,
             shards=self._shards,
-            facts={"table": table, "aliases": self._aliases(), "steps": self._steps.pop(seq)},
+            facts={"table": self._table_facts(), "aliases": self._aliases(), "steps": self._steps.pop(seq)},
             files=sorted(self._records.pop(seq), key=lambda record: record.name),
         )
         del self._reports[seq]

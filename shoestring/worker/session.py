@@ -109,7 +109,7 @@ class Session:
         if self.run.resume is not None:
             shard.restore = restorer(Snapshot(self.run.resume))
         archive = Archive(self.run.checkpoint, 0) if self.run.checkpoint is not None else None
-        service = Service(shard, listener.socket, archive=archive)
+        service = Service(shard, listener, archive=archive)
         thread = threading.Thread(target=service.run, name="shard", daemon=True)
         thread.start()
 

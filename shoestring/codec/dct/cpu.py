@@ -50,10 +50,10 @@ from shoestring.codec.dct.lists import FEW, group_room, list_order, lister
 from shoestring.codec.dct.measure import costs, scan
 from shoestring.codec.dct.plan import CHUNK_BITS
 from shoestring.codec.dct.sampling import lanes_of
-from shoestring.codec.dct.scratch import balance, clean_room, owned, room, run_parts
 from shoestring.codec.dct.steps import Steps
 from shoestring.codec.dct.tables import SLOT, SYMBOLS, TABLES
 from shoestring.codec.dct.transform import inverse_block, inverse_group, to_value
+from shoestring.codec.scratch import balance, clean_room, owned, room, run_parts
 from shoestring.errors import StreamError
 
 __all__ = ["costs", "decode", "encode", "scan"]

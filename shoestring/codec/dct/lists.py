@@ -16,9 +16,9 @@ from shoestring.codec.dct.format import MAX_LEVEL
 from shoestring.codec.dct.jit import Kernel, encode_jit, specialise
 from shoestring.codec.dct.lanes import inverse_8, large_64, trailing_zeros, transform_8
 from shoestring.codec.dct.sampling import lanes_of
-from shoestring.codec.dct.scratch import owned
 from shoestring.codec.dct.steps import ROUNDING
 from shoestring.codec.dct.transform import forward_group, inverse_block, inverse_group, to_value
+from shoestring.codec.scratch import owned
 
 # Groups with more codes than one in this many values are handled as a whole.
 FEW = 24

@@ -19,9 +19,9 @@ from shoestring.codec.dct.entropy import cheapest_table, extra_bits_of, symbol_o
 from shoestring.codec.dct.jit import Kernel, encode_jit, specialise, sum_jit
 from shoestring.codec.dct.lists import group_room, list_order, lister
 from shoestring.codec.dct.sampling import lanes_of, sample_shape
-from shoestring.codec.dct.scratch import balance, room, run_parts
 from shoestring.codec.dct.steps import ROUNDING
 from shoestring.codec.dct.tables import COST_ONE_BIT, SYMBOLS, TABLES
+from shoestring.codec.scratch import balance, room, run_parts
 
 Floats = NDArray[np.float64]
 

@@ -42,7 +42,7 @@ class Served:
         self._open.callback(self._listener.close)
         self.service = Service(
             self.shard,
-            self._listener.socket,
+            self._listener,
             threads=self._threads,
             report=lambda event, **fields: self.reports.append((event, fields)),
         )
@@ -181,7 +181,7 @@ def test_it_ends_when_all_workers_have_left():
     with Served(workers=2) as served:
         served.service.stop()
         served.thread.join(30)
-        service = Service(served.shard, served._listener.socket)
+        service = Service(served.shard, served._listener)
         ended = threading.Thread(target=service.run, kwargs={"until_all_left": True}, daemon=True)
         ended.start()
         for worker in (0, 1):

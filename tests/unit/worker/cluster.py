@@ -45,7 +45,7 @@ class Cluster:
             self._open.callback(listener.close)
             folder = self.run.checkpoint
             archive = None if folder is None else Archive(folder, shard.index)
-            service = Service(shard, listener.socket, archive=archive)
+            service = Service(shard, listener, archive=archive)
             thread = threading.Thread(target=service.run, daemon=True)
             thread.start()
             self._open.callback(thread.join)
