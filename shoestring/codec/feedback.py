@@ -42,13 +42,24 @@ class Feedback:
         copy.flags.writeable = False
         return copy
 
+    @property
+    def waiting(self) -> Vector:
+        """What has not been sent yet, without a copy: for whoever adds the next gradient to it elsewhere."""
+        view = self._kept.view()
+        view.flags.writeable = False
+        return view
+
     def encode(self, gradient: Vector) -> Payload:
         """Turn the gradient and what was kept into bytes; keep what they leave out."""
         check_vector(gradient, self.layout, "gradient")
-        size = self.layout.total
-        came_in, kept = (room(name, size, np.float32)[:size] for name in ("came_in", "kept"))
+        came_in = room("came_in", self.layout.total, np.float32)[: self.layout.total]
         with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what becomes of it
             np.add(self._kept, gradient, out=came_in)
+        return self.encode_total(came_in)
+
+    def encode_total(self, came_in: Vector) -> Payload:
+        """Turn a vector to which what was kept has been added into bytes; keep what they leave out."""
+        kept = room("kept", self.layout.total, np.float32)[: self.layout.total]
         payload = self.codec.encode(came_in, self.layout, kept)
         self._kept[:] = kept
         return payload

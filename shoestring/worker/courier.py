@@ -25,7 +25,8 @@ from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND
 from shoestring.worker.exchange import Answer, Exchange
 
-Read = Callable[[Vector | None], tuple[Vector, NDArray[np.bool_]]]  # into the memory given, if any
+# Reads into the memory given, if any, and adds what was kept, if any; says which pieces are used.
+Read = Callable[[Vector | None, Vector | None], tuple[Vector, NDArray[np.bool_]]]
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,15 @@ class Courier:
         """Send one part; `read` gives its values and is called soon, in another thread."""
         self.exchange.submit(part.index, terms.seq, lambda: self._encode(part, terms, read))
 
-    def collect(self, seq: int, apply: Callable[[Part, Vector, bool], None]) -> str:
+    def collect(
+        self,
+        seq: int,
+        apply: Callable[[Part, Vector, bool], None],
+        home: Callable[[Part], Vector | None],
+    ) -> str:
         """Wait for a round; call `apply(part, values, is_full)` for each change of it.
 
+        Where `home` gives the memory of a part, changes are added to it without `apply`.
         Returns the plan of the first worker.
         """
         plan = ""
@@ -82,6 +89,8 @@ class Courier:
             plan = message.plan or plan
             if isinstance(message, say.Full):
                 apply(part, np.frombuffer(answer.payload, np.float32), True)
+            elif message.codec and (own := home(part)) is not None:
+                self._codec(message.codec).decode(answer.payload, part.layout, own, 1.0)
             elif message.codec:
                 values = room("answered", part.size, np.float32)[: part.size]
                 self._codec(message.codec).decode(answer.payload, part.layout, values)
@@ -113,7 +122,9 @@ class Courier:
             memory = room("pushed", part.size, np.float32)[: part.size]
         elif (shared := self.exchange.room(part.index)) is not None:
             slot, memory = shared
-        values, used = read(memory)
+        feedback = self._feedback[part.index]
+        with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what becomes of it
+            values, used = read(memory, None if feedback is None else feedback.waiting)
         is_finite = True
         try:
             payload = self._encode_values(part, codec, values)
@@ -143,8 +154,6 @@ class Courier:
     def _encode_values(self, part: Part, codec: Codec, values: Vector) -> Payload:
         feedback = self._feedback[part.index]
         if codec.name == LOSSLESS:
-            if feedback is not None:
-                values += feedback.kept
             if not math.isfinite(float(values.sum())):  # cheap; a sum may overflow, so look closer
                 refuse_non_finite(values, part.layout)
             self._feedback[part.index] = None
@@ -152,7 +161,7 @@ class Courier:
         if feedback is None:
             feedback = self._feedback[part.index] = Feedback(codec, part.layout)
         feedback.codec = codec
-        return feedback.encode(values)
+        return feedback.encode_total(values)
 
     def _codec(self, text: str) -> Codec:
         codec = self._codecs.get(text)

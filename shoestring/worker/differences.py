@@ -66,22 +66,23 @@ class DifferenceRounds:
         for part in self.replica.parts:
             self.courier.push(part, terms, partial(self._difference, part))
         self.courier.exchange.wait_sent()
-        self.courier.collect(terms.seq, self._apply)
+        self.courier.collect(terms.seq, self._apply, lambda part: self.anchors[part.index])
         self.rounds = terms.seq
         for part, anchor in zip(self.replica.parts, self.anchors, strict=True):
             self.replica.write(part, anchor)
         self.pilot.round_done(terms.seq)
 
-    def _difference(self, part: Part, memory: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
+    def _difference(
+        self, part: Part, memory: Vector | None, kept: Vector | None
+    ) -> tuple[Vector, NDArray[np.bool_]]:
         values = self.replica.read(part, memory)
         values -= self.anchors[part.index]
+        if kept is not None:
+            values += kept
         return values, np.ones(len(part.pieces), bool)
 
     def _apply(self, part: Part, values: Vector, is_full: bool) -> None:
-        if is_full:
-            self.anchors[part.index][:] = values
-        else:
-            self.anchors[part.index] += values
+        self.anchors[part.index][:] = values  # changes are added there at once
 
     def _first_step(self, first_round: int) -> int:
         done = first_round - 1

@@ -88,7 +88,7 @@ class GradientRounds:
         self.steps = terms.seq
         delay = 0 if terms.save else self._delay(terms.seq)
         for seq in range(self._answered + 1, terms.seq - delay + 1):
-            self.pilot.hear(self.courier.collect(seq, self._apply))
+            self.pilot.hear(self.courier.collect(seq, self._apply, self.replica.home))
             self._answered = seq
         self.pilot.round_done(terms.seq)
         return True
@@ -127,8 +127,8 @@ class GradientRounds:
             gradient = self.replica.parameters[piece.tensor].grad
             self._versions[piece.tensor] = -1 if gradient is None else gradient._version
 
-        def read(memory: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
-            return self.replica.read_gradient(part, memory)
+        def read(memory: Vector | None, kept: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
+            return self.replica.read_gradient(part, memory, kept)
 
         self.courier.push(part, terms, read)
 

@@ -21,6 +21,7 @@ from shoestring.worker.replica import Replica
 
 T = TypeVar("T", bound=Message)
 
+_OTHERS = 10  # times `timeout_s`: how long other workers may take to start
 _PATIENCE_S = 5.0  # before saying what is being waited for
 
 
@@ -57,6 +58,7 @@ class Door:
         self._sockets = sockets
         self._notice = notice
         self._welcomed: list[int] = []
+        self._noticed: set[int] = set()
 
     def enter(self, table: Table, replica: Replica, homes: tuple[int, ...]) -> Entry:
         """Join all shards; afterwards the replica holds what the shards hold."""
@@ -127,14 +129,15 @@ class Door:
         return welcomes
 
     def _send(self, shard: int, message: Message, payload: frames.Buffer = b"") -> None:
-        self._wait(shard, zmq.POLLOUT)  # it cannot be written to before the shard has let it in
+        self._wait(shard, zmq.POLLOUT, time.monotonic())  # it cannot be written to before the shard has let it in
         self._sockets[shard][1].send_multipart(frames.encode(message, payload), copy=False)
 
     def _expect(self, shard: int, kind: type[T]) -> tuple[T, memoryview]:
         """Wait for one message of a kind from one shard."""
+        began = time.monotonic()
         message: Message = say.Beat(0.0)
         while isinstance(message, say.Beat):  # an echo
-            self._wait(shard, zmq.POLLIN)
+            self._wait(shard, zmq.POLLIN, began, awaits_others=kind is say.Full)
             received = self._sockets[shard][1].recv_multipart(copy=False)
             message, payload = frames.decode([frame.buffer for frame in received])
         if isinstance(message, say.Refusal):
@@ -153,19 +156,29 @@ class Door:
             with contextlib.suppress(zmq.Again):
                 self._sockets[shard][1].send_multipart(frames.encode(say.Beat(time.monotonic())), zmq.NOBLOCK)
 
-    def _wait(self, shard: int, event: int) -> None:
-        """Wait until a shard's socket can be read or written; say so if it takes long."""
+    def _wait(self, shard: int, event: int, began: float, *, awaits_others: bool = False) -> None:
+        """Wait until a shard's socket can be read or written; say so if it takes long since `began`.
+
+        Parameters come when the first worker has brought them, or the others' round is over: that
+        may take longer than an answer.
+        """
         address, socket = self._sockets[shard]
-        began, has_noticed = time.monotonic(), False
+        limit_s = self._run.timeout_s * (_OTHERS if awaits_others else 1)
+        whom = "other workers at " if awaits_others else ""
         while not socket.poll(1000, event):
             self._beat()
             waited = time.monotonic() - began
-            if waited > _PATIENCE_S and not has_noticed:
-                has_noticed = True
-                self._notice(f"waiting for shard {shard} at {address}, up to {self._run.timeout_s:g} s")
-            if waited > self._run.timeout_s:
+            if waited > _PATIENCE_S and shard not in self._noticed:
+                self._noticed.add(shard)
+                self._notice(f"waiting for {whom}shard {shard} ({address}), up to {limit_s:g} s")
+            if waited > limit_s and awaits_others:
+                raise JoinError(
+                    f"shard {shard} at `{address}` had no parameters to give for {limit_s:g} s",
+                    hint="check that the first worker runs and that all workers could join",
+                )
+            if waited > limit_s:
                 raise LinkError(
-                    f"shard {shard} at `{address}` did not answer for {self._run.timeout_s:g} s",
+                    f"shard {shard} at `{address}` did not answer for {limit_s:g} s",
                     hint="check that it runs (`shoestring serve`), that the address is right, that no "
                     "firewall is between, and, with keys, that this worker's public key is on its allow-list",
                 )

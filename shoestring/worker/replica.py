@@ -41,11 +41,21 @@ class Replica:
         for part in self.parts:
             for piece in part.pieces:
                 self.parts_of_parameter[piece.tensor].append(part.index)
+        self._settle()
 
     @property
     def total(self) -> int:
         """How many values travel."""
         return sum(part.size for part in self.parts)
+
+    def home(self, part: Part) -> Vector | None:
+        """The memory of a part's parameters, if they lie there in one run."""
+        if self._home is None:
+            return None
+        for piece in part.pieces:
+            if self.parameters[piece.tensor].data_ptr() != self._addresses[piece.tensor]:
+                return None  # the model has been moved since
+        return self._home[self._starts[part.index] : self._starts[part.index + 1]]
 
     def read(self, part: Part, memory: Vector | None = None) -> Vector:
         """Copy the parameters of a part, into the memory given or into its own."""
@@ -55,21 +65,35 @@ class Replica:
             torch.from_numpy(flat[start:stop]).copy_(values)
         return flat
 
-    def read_gradient(self, part: Part, memory: Vector | None = None) -> tuple[Vector, NDArray[np.bool_]]:
-        """Copy the gradient of a part, zero where there is none, and say which pieces have one."""
+    def read_gradient(
+        self, part: Part, memory: Vector | None, kept: Vector | None
+    ) -> tuple[Vector, NDArray[np.bool_]]:
+        """Copy the gradient of a part, zero where there is none, and say which pieces have one.
+
+        What was kept, where given, is added on the way.
+        """
         gradients = [self.parameters[piece.tensor].grad for piece in part.pieces]
         used = np.array([gradient is not None for gradient in gradients])
         flat: Vector = np.empty(part.size, np.float32) if memory is None else memory
         for (start, stop), piece, gradient in zip(_places(part), part.pieces, gradients, strict=True):
             if gradient is None:
-                flat[start:stop] = 0
+                flat[start:stop] = 0 if kept is None else kept[start:stop]
+                continue
+            dense = gradient.to_dense() if gradient.is_sparse else gradient
+            values, own = _flat(dense)[piece.start : piece.stop], torch.from_numpy(flat[start:stop])
+            if kept is None:
+                own.copy_(values)
             else:
-                dense = gradient.to_dense() if gradient.is_sparse else gradient
-                torch.from_numpy(flat[start:stop]).copy_(_flat(dense)[piece.start : piece.stop])
+                # Not `torch.from_numpy(kept)`: it is read-only, which torch does not know.
+                np.add(kept[start:stop], values.cpu().numpy(), out=flat[start:stop])
         return flat, used
 
     def write(self, part: Part, values: Vector) -> None:
         """Set the parameters of a part."""
+        home = self.home(part)
+        if home is not None:
+            home[:] = values
+            return
         with torch.no_grad():
             for own, new in self._pairs(part, values):
                 own.copy_(new)
@@ -79,6 +103,26 @@ class Replica:
         with torch.no_grad():
             for own, new in self._pairs(part, update):
                 own.add_(new)
+
+    def _settle(self) -> None:
+        """Lay the parameters end to end in memory, where they are contiguous and on the CPU.
+
+        Then a part is one run, and answers are decoded straight onto it.
+        """
+        self._home: Vector | None = None
+        self._addresses: list[int] = []
+        self._starts = [0, *itertools.accumulate(part.size for part in self.parts)]
+        if not all(p.device.type == "cpu" and p.is_contiguous() for p in self.parameters):
+            return
+        flat = torch.empty(self.total, dtype=torch.float32)
+        start = 0
+        for parameter in self.parameters:
+            own = flat[start : start + parameter.numel()].view(parameter.shape)
+            own.copy_(parameter.detach())
+            parameter.data = own
+            self._addresses.append(parameter.data_ptr())
+            start += parameter.numel()
+        self._home = flat.numpy()
 
     def digest(self) -> str:
         """A hash of all trained parameters, equal on replicas that hold the same bits."""

@@ -293,7 +293,7 @@ def test_models_that_differ_are_refused_by_name() -> None:
         model = nn.Sequential(nn.Linear(6, 32 + here.run.worker))
         join(here, model, torch.optim.SGD(model.parameters(), 0.1), codec="float32", policy="every")
 
-    with Cluster(2, 1, timeout_s=10.0) as cluster, pytest.raises(JoinError, match="`0.weight`"):
+    with Cluster(2, 1, timeout_s=0.5) as cluster, pytest.raises(JoinError, match="`0.weight`"):
         cluster.train(be_worker)
 
 
