@@ -84,10 +84,9 @@ def main() -> None:
         losses = [loss_of(model, held_out, some).item() * len(some) for some in places.split(64)]
     sent = optimizer.traffic
     if world.worker == 0:
-        print(
-            f"validation loss {sum(losses) / len(places):.4f}  sent and received {sent.up + sent.down} bytes, "
-            f"{4 * optimizer.values * 2 * wanted.steps / (sent.up + sent.down):.0f} x fewer than every step in float32"
-        )
+        count, plain = sent.up + sent.down, 8 * optimizer.values * wanted.steps
+        print(f"validation loss {sum(losses) / len(places):.4f}")
+        print(f"sent and received {count} bytes, {plain / count:.0f} x fewer than float32 every step")
 
 
 if __name__ == "__main__":

@@ -34,12 +34,12 @@ def draw_picture(rows: Sequence[Drawn], path: Path) -> Path:
     )
     for row, colour in zip(rows, _COLOURS, strict=False):
         curve.plot(*zip(*row.loss, strict=True), color=colour, label=_label(row))
-        time.bar(row.name, row.seconds, color=colour)
-        size.bar(row.name, row.bytes_sent / 1e6, color=colour)
-    curve.set(xlabel="seconds", ylabel="loss", title="The same steps over the same link")
+        time.bar_label(time.bar(row.name, row.seconds, color=colour), fmt="%.0f")
+        size.bar_label(size.bar(row.name, row.bytes_sent / 1e6, color=colour), fmt="%.0f")
+    curve.set(xlabel="seconds", ylabel="loss", yscale="log", title="The same steps over the same link")
     curve.legend(frameon=False)
     time.set(title="seconds")
-    size.set(title="MB sent", yscale="log")
+    size.set(title="MB sent")
     for axes in (curve, time, size):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
@@ -59,6 +59,7 @@ def draw_page(rows: Sequence[Drawn], path: Path) -> Path:
         title="shoestring demo: the same steps over the same link",
         xaxis_title="seconds",
         yaxis_title="loss",
+        yaxis_type="log",
         template="plotly_white",
     )
     figure.write_html(path, include_plotlyjs=True)

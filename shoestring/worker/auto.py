@@ -122,9 +122,8 @@ class Auto:
         if wanted > self._level:
             self._retry_at, self._retry = seq + self._retry, 2 * self._retry
         elif self._level > 0 and seq >= self._retry_at:
-            easier = self._level - 1
-            if self.predict(easier) < _EASE * tolerated_s:
-                wanted = easier
+            bearable_s = max(_EASE * tolerated_s, self.predict(self._level))
+            wanted = next(level for level in range(self._level + 1) if self.predict(level) <= bearable_s)
         if wanted != self._level:
             self._set(
                 wanted,

@@ -129,7 +129,7 @@ class Door:
         return welcomes
 
     def _send(self, shard: int, message: Message, payload: frames.Buffer = b"") -> None:
-        self._wait(shard, zmq.POLLOUT, time.monotonic())  # it cannot be written to before the shard has let it in
+        self._wait(shard, zmq.POLLOUT, time.monotonic())  # the shard must have let it in first
         self._sockets[shard][1].send_multipart(frames.encode(message, payload), copy=False)
 
     def _expect(self, shard: int, kind: type[T]) -> tuple[T, memoryview]:

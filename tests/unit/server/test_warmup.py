@@ -1,7 +1,7 @@
 """After the warm-up a shard compiles nothing more."""
 
-from shoestring.server.warmup import warm_up
 from shoestring.server import kernels
+from shoestring.server.warmup import warm_up
 
 
 def test_every_rule_is_compiled():

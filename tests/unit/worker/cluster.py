@@ -1,6 +1,7 @@
 """Shards and workers in threads of one process, over real sockets on loopback."""
 
 import contextlib
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,9 +23,10 @@ from shoestring.worker.session import Session
 class Cluster:
     """A run's shards, listening on loopback, and a way to be its workers."""
 
-    def __init__(self, workers: int, shards: int, **settings: Any) -> None:
+    def __init__(self, workers: int, shards: int, *, ipc: bool = False, **settings: Any) -> None:
+        self._ipc = ipc
         self.run = Run(name="test", workers=workers, **settings)
-        self.shards = [Shard(index, shards, "test") for index in range(shards)]
+        self.shards = [Shard(index, shards, "test", is_sharing=ipc) for index in range(shards)]
         if self.run.resume is not None:
             for shard in self.shards:
                 shard.restore = restorer(Snapshot(self.run.resume))
@@ -34,17 +36,18 @@ class Cluster:
     def __enter__(self) -> "Cluster":
         context: zmq.SyncContext = self._open.enter_context(zmq.Context())
         addresses = []
+        folder = self._open.enter_context(tempfile.TemporaryDirectory())
         for shard in self.shards:
             listener = Listener(
                 context,
-                "tcp://127.0.0.1:0",
+                f"ipc://{folder}/{shard.index}" if self._ipc else "tcp://127.0.0.1:0",
                 keys=None,
                 max_message_bytes=frames.PAYLOAD_LIMIT,
                 max_queued=1000,
             )
             self._open.callback(listener.close)
-            folder = self.run.checkpoint
-            archive = None if folder is None else Archive(folder, shard.index)
+            root = self.run.checkpoint
+            archive = None if root is None else Archive(root, shard.index)
             service = Service(shard, listener, archive=archive)
             thread = threading.Thread(target=service.run, daemon=True)
             thread.start()

@@ -22,7 +22,7 @@ STEPS = 33  # over three epochs of 12 batches
 _turn = threading.Lock()  # torch has one random state for all threads: one worker at a time draws from it
 
 
-class Stop(Exception):
+class StoppedError(Exception):
     """The end of a run that did not reach its end."""
 
 
@@ -53,7 +53,7 @@ def train(here: Session, codec: str, policy: str, stop_after: int | None) -> tup
             if optimizer.steps == STEPS:
                 return optimizer.parameter_hash() + str(model[1].running_mean.sum().item()), losses
             if stop_after is not None and optimizer.steps == stop_after:
-                raise Stop
+                raise StoppedError
 
 
 def run(folder: Path, shards: int, codec: str, policy: str, **settings) -> list[tuple[str, list[float]]]:
@@ -77,7 +77,7 @@ def test_resume_on_another_number_of_shards_ends_with_the_same_bits(
     tmp_path: Path, codec: str, policy: str, shards: int
 ) -> None:
     whole = run(tmp_path / "whole", 2, codec, policy)
-    with pytest.raises(Stop):
+    with pytest.raises(StoppedError):
         run(tmp_path / "cut", 2, codec, policy, stop_after=25)
     found, passed_over = newest(tmp_path / "cut")
     assert found is not None

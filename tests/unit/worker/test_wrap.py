@@ -38,8 +38,8 @@ def data(worker: int = 0, step: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 def close_to(model: nn.Module, other: nn.Module, ulps: int = 64) -> bool:
     """Equal but for sums in another order: a few units in the last place of the largest value."""
     for own, want in zip(model.parameters(), other.parameters(), strict=True):
-        bound = ulps * torch.finfo(torch.float32).eps * max(1.0, float(want.abs().max()))
-        if float((own - want).abs().max()) > bound:
+        bound = ulps * torch.finfo(torch.float32).eps * max(1.0, want.detach().abs().max().item())
+        if (own - want).detach().abs().max().item() > bound:
             return False
     return True
 
@@ -122,7 +122,7 @@ def test_accumulated_gradients_are_sent_once(alone: Session) -> None:
 
 
 def test_a_second_backward_without_no_sync_is_refused(alone: Session) -> None:
-    model, shared = join(
+    model, _ = join(
         alone, m := small(), torch.optim.SGD(m.parameters(), 0.1), codec="float32", policy="every"
     )
     x, y = data()
@@ -283,9 +283,8 @@ def test_every_policy_learns_with_three_workers(policy, codec: str) -> None:
     with Cluster(3, 2) as cluster:
         results = cluster.train(be_worker)
     assert all(last < first for first, last, _ in results)
-    if isinstance(policy, EveryStep | LocalSteps) and 24 % getattr(policy, "h", 1) == 0:
-        if not getattr(policy, "warmup", 0):
-            assert len({digest for _, _, digest in results}) == 1
+    if isinstance(policy, EveryStep | LocalSteps) and 24 % getattr(policy, "h", 1) == 0 and not policy.warmup:
+        assert len({digest for _, _, digest in results}) == 1
 
 
 def test_models_that_differ_are_refused_by_name() -> None:

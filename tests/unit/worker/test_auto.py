@@ -1,0 +1,76 @@
+"""What `auto` chooses, given what it measures."""
+
+import pytest
+
+from shoestring.worker.auto import LEVELS, Auto
+
+MBIT = 125_000.0
+
+
+class Links:
+    """Stands for an exchange: links of known rates, in bytes a second."""
+
+    def __init__(self, *rates: float, rtt_s: float = 0.001) -> None:
+        self.now = list(rates)
+        self.rtt_s = rtt_s
+
+    def probe(self) -> None:
+        pass
+
+    ask_rates = probe
+
+    def rates(self) -> list[float]:
+        return self.now
+
+
+def settle(auto: Auto, compute_s: float, rounds: int = 400, first: int = 1) -> str:
+    """Let rounds go by that wait as long as the links make them."""
+    for seq in range(first, first + rounds):
+        exposed_s = auto.predict(LEVELS.index(auto.setting()))
+        auto.measure(compute_s=compute_s, exposed_s=exposed_s, seq=seq, now=float(seq))
+    return auto.setting().push
+
+
+@pytest.mark.parametrize(
+    ("mbit", "compute_s", "want"),
+    [
+        (10_000, 0.1, "float32"),
+        (1000, 1.0, "float32"),
+        (1000, 0.1, "dct:step=2.5"),
+        (20, 0.1, "dct:step=3"),
+    ],
+)
+def test_it_compresses_as_little_as_the_link_allows(mbit: float, compute_s: float, want: str) -> None:
+    auto = Auto(Links(mbit * MBIT), [1_000_000], 4, free_delay=False)
+    auto.start(0.0)
+    assert settle(auto, compute_s) == want
+
+
+def test_it_changes_its_mind_when_the_link_does_and_says_why() -> None:
+    told: list[tuple[str, str]] = []
+    links = Links(10_000 * MBIT)
+    auto = Auto(links, [1_000_000], 4, free_delay=False, explain=lambda codec, why: told.append((codec, why)))
+    auto.start(0.0)
+    assert settle(auto, 0.1, 50) == "float32"
+    links.now = [20 * MBIT]
+    assert settle(auto, 0.1, 50, first=51) == "dct:step=3"
+    links.now = [10_000 * MBIT]
+    assert settle(auto, 0.1, 2000, first=101) == "float32"
+    assert told[0][0] == "float32"
+    assert "20 Mbit/s" in told[1][1]
+
+
+def test_waiting_that_is_not_for_bytes_changes_nothing() -> None:
+    auto = Auto(Links(float("inf"), rtt_s=0.0001), [1_000_000], 4, free_delay=False)
+    auto.start(0.0)
+    for seq in range(1, 100):
+        auto.measure(compute_s=0.05, exposed_s=0.5, seq=seq, now=float(seq))
+    assert auto.setting().push == "float32"
+
+
+@pytest.mark.parametrize(("is_free", "want"), [(True, 1), (False, 0)])
+def test_a_delay_comes_last_and_only_if_the_policy_leaves_it_open(is_free: bool, want: int) -> None:
+    auto = Auto(Links(0.2 * MBIT), [1_000_000], 4, free_delay=is_free)
+    auto.start(0.0)
+    settle(auto, 0.05, 100)
+    assert auto.plan_delay(0) == want
