@@ -28,7 +28,7 @@ from shoestring.launch.host import local_address
 from shoestring.server.holding import LOSSLESS
 from shoestring.wire import keys
 
-CODECS = ("float32", "dct:step=4", "dct:bits=0.1")  # both about 0.1 bit a value here
+CODECS = ("float32", "dct:step=4.0", "dct:bits=0.1")  # both about 0.1 bit a value here
 _WARMUP = 2
 _RUN = "bench"
 
