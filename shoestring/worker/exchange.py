@@ -251,6 +251,9 @@ class Exchange:
             self._thread.join(5.0)
         for line in self._lines:
             line.socket.close(linger=1000)
+        for pair in self._shared:
+            if pair is not None:
+                pair.own.close()
 
     def _next_answer(self) -> Answer:
         self._raise()
