@@ -78,7 +78,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-    model.eval()
+    model.train(False)
     with torch.no_grad():
         places = torch.arange(0, len(held_out) - CONTEXT - 1, CONTEXT * 5)
         losses = [loss_of(model, held_out, some).item() * len(some) for some in places.split(64)]

@@ -73,7 +73,7 @@ def main(folder: Path) -> None:
             if optimizer.steps == STEPS:
                 break
     seconds = time.monotonic() - began
-    model.eval()
+    model.train(False)
     with torch.no_grad():
         accuracy = (model(test_x).argmax(1) == test_y).float().mean().item()
     traffic = optimizer.traffic

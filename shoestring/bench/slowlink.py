@@ -29,6 +29,7 @@ from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
 
 from shoestring.errors import LinkError, UsageError
+from shoestring.wire.waker import Waker
 
 QUEUE_BYTES = 64 << 10  # what a connection may hold at the relay beyond what is in flight
 
@@ -159,14 +160,13 @@ class SlowLink:
             raise UsageError(f"a delay of {delay_s} s", hint="give `delay_s` as 0 to 60 seconds")
         self._to_right = Direction(rate_mbit_s, delay_s)
         self._to_left = Direction(rate_mbit_s, delay_s)
-        self._selector = selectors.DefaultSelector()
+        # Not the default one: that rounds up to milliseconds, in which a fast line moves many chunks.
+        self._selector = selectors.SelectSelector()
         self._pipes: set[_Pipe] = set()
         self._listeners: list[socket.socket] = []
         self._calls: deque[Callable[[], object]] = deque()
-        self._bell, self._ringer = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ringer.setblocking(False)
-        self._selector.register(self._bell, EVENT_READ, self._answer)
+        self._waker = Waker()
+        self._selector.register(self._waker, EVENT_READ, self._answer)
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="slow link", daemon=True)
         self._thread.start()
@@ -233,8 +233,7 @@ class SlowLink:
     def _call(self, call: Callable[[], object]) -> None:
         """Have the relay's thread, which alone touches sockets and lines, do something."""
         self._calls.append(call)
-        with contextlib.suppress(OSError):  # full: it rings already; closed: nobody listens
-            self._ringer.send(b"\0")
+        self._waker.wake()
 
     def _run(self) -> None:
         try:
@@ -245,25 +244,19 @@ class SlowLink:
         finally:
             for pipe in list(self._pipes):
                 self._forget(pipe, with_reset=True)
-            for end in (*self._listeners, self._bell, self._ringer):
-                end.close()
+            for listener in self._listeners:
+                listener.close()
+            self._waker.close()
             self._selector.close()
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
         until_s = min(self._to_right.next_s(), self._to_left.next_s())
         if until_s == math.inf:
             return self._selector.select()
-        left_s = max(until_s - time.monotonic(), 0.0)
-        if left_s >= 1e-3:
-            # A selector rounds up to whole milliseconds: wait for the whole ones that fit.
-            return self._selector.select(math.floor(left_s * 1e3 - 1e-6) * 1e-3)
-        time.sleep(left_s)
-        return self._selector.select(0)
+        return self._selector.select(max(until_s - time.monotonic(), 0.0))
 
     def _answer(self, _: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._bell.recv(4096):
-                pass
+        self._waker.clear()
         while self._calls:
             self._calls.popleft()()
 

@@ -20,18 +20,15 @@ from shoestring.bench import likeness, replay
 from shoestring.config import Run
 from shoestring.errors import ShoestringError
 from shoestring.observe.events import EventLog
-from shoestring.server.serve import Service
+from shoestring.server.serve import Service, listen
 from shoestring.server.shard import Shard
 from shoestring.server.warmup import warm_up
-from shoestring.wire import frames
 from shoestring.wire.keys import keys_from_folder
-from shoestring.wire.link import Listener
 
 if TYPE_CHECKING:
     from shoestring.worker.optimizer import SharedOptimizer
     from shoestring.worker.session import Session
 
-QUEUED = 4096
 _SMALL = 100_000  # values: every kind of tensor that `likeness` has
 
 
@@ -39,9 +36,7 @@ def be_shard(told: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> Non
     """Serve one shard until stdin ends."""
     keys = keys_from_folder(Path(told["keys"]), "shard") if told["keys"] else None
     with zmq.Context() as context:
-        listener = Listener(
-            context, told["address"], keys=keys, max_message_bytes=frames.PAYLOAD_LIMIT, max_queued=QUEUED
-        )
+        listener = listen(context, told["address"], keys=keys)
         is_local = told["address"].startswith("ipc:")
         shard = Shard(told["index"], told["shards"], told["run"], is_sharing=is_local)
         service = Service(shard, listener, threads=told["threads"])

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-import time
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from shoestring.server.serve import Service
 
 _GRACE_S = 10.0  # to finish a file of a checkpoint when the parent is gone
-_QUEUED = 4096  # messages; a round is a few for each part
 
 _EPILOG = """\
 [bold]Examples[/bold]
@@ -75,25 +74,17 @@ def serve(
     from shoestring.launch.resume import find_snapshot
     from shoestring.observe.events import EventLog
     from shoestring.server.archive import Archive, restorer
-    from shoestring.server.serve import Service
+    from shoestring.server.serve import Service, listen
     from shoestring.server.shard import Shard
     from shoestring.server.warmup import warm_up
-    from shoestring.wire import frames
     from shoestring.wire.keys import keys_from_folder
-    from shoestring.wire.link import Listener
 
     own = Shard(shard, shards, run, lease_s=lease, is_sharing=address.startswith("ipc:"))
     if resume is not None:
         own.restore = restorer(find_snapshot(resume))
     shard_keys = None if keys is None else keys_from_folder(keys, "shard")
     warm_up(threads)
-    listener = Listener(
-        zmq.Context.instance(),
-        address,
-        keys=shard_keys,
-        max_message_bytes=frames.PAYLOAD_LIMIT,
-        max_queued=_QUEUED,
-    )
+    listener = listen(zmq.Context.instance(), address, keys=shard_keys)
     with EventLog(folder, f"shard-{shard}") as log:
         archive = Archive(checkpoint, shard) if checkpoint is not None else None
         service = Service(own, listener, threads=threads, archive=archive, report=log.write)
@@ -128,21 +119,14 @@ class _Stopper:
 
     def on_orphaned(self, linger: bool) -> None:
         """Stop, at once or when no worker is left; in a thread of its own."""
-        service = self._service
-        if service is None:
+        if self._service is None:
             os._exit(1)
-        while linger and _is_needed(service):
-            time.sleep(0.2)
-        service.stop()
-        time.sleep(_GRACE_S)
-        os._exit(1)  # something hangs; nobody is left to wait for it
-
-
-def _is_needed(service: "Service") -> bool:
-    # The service's thread may add a worker while this one looks.
-    with suppress(RuntimeError):
-        return any(member.present for member in service.shard.members)
-    return True
+        self._service.stop(when_unneeded=linger)
+        if linger:
+            self._service.ending.wait()
+        overdue = threading.Timer(_GRACE_S, os._exit, (1,))  # something hangs, and nobody is left to wait
+        overdue.daemon = True
+        overdue.start()
 
 
 def _announce(address: str, shard: int, shards: int, run: str, as_json: bool) -> None:

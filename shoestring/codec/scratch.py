@@ -18,18 +18,18 @@ _own = threading.local()
 
 def room(name: str, size: int, dtype: Any) -> NDArray[Any]:
     """Return this thread's array of that name, at least `size` long, contents undefined."""
-    array: NDArray[Any] | None = getattr(_own, name, None)
-    if array is None or array.size < size:
-        array = np.empty(size, dtype)
-        setattr(_own, name, array)
-    return array
+    return _array(name, size, dtype, np.empty)
 
 
 def clean_room(name: str, size: int, dtype: Any) -> NDArray[Any]:
     """Return this thread's array of that name; whoever uses it leaves it all zero."""
+    return _array(name, size, dtype, np.zeros)
+
+
+def _array(name: str, size: int, dtype: Any, make: Callable[[int, Any], NDArray[Any]]) -> NDArray[Any]:
     array: NDArray[Any] | None = getattr(_own, name, None)
     if array is None or array.size < size:
-        array = np.zeros(size, dtype)
+        array = make(size, dtype)
         setattr(_own, name, array)
     return array
 

@@ -20,8 +20,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+import torch.distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from shoestring.config import Run
@@ -32,6 +33,7 @@ from shoestring.launch.resume import AUTO, choose
 from shoestring.worker import session
 
 TIMEOUT_S = 300.0
+_dist: Any = torch.distributed  # its types leave out some of its public names
 HOST_VARIABLE = "SHOESTRING_HOST"  # where other hosts reach this one, if it cannot be told
 
 _FAILED = "failed: "
@@ -83,7 +85,7 @@ def meet(place: Place, settings: Run, timeout_s: float = TIMEOUT_S) -> Run:
             store.set(f"shard/{place.host}", _tell(shard.start))
         run = replace(run, shards=tuple(_hear(store, f"shard/{host}") for host in range(place.hosts)))
         _part(store, place)
-    except DistError as error:
+    except _dist.DistError as error:
         raise JoinError(
             f"worker {place.worker} of {place.workers} could not meet the others at "
             f"{place.store_host}:{place.store_port} within {timeout_s:g} s: {error}",
@@ -96,7 +98,7 @@ def meet(place: Place, settings: Run, timeout_s: float = TIMEOUT_S) -> Run:
 
 
 def _open_store(place: Place, timeout_s: float) -> Store:
-    store = TCPStore(
+    store = _dist.TCPStore(
         place.store_host,
         place.store_port,
         is_master=place.hosts_store,

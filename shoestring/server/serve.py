@@ -6,6 +6,7 @@ is dropped: the worker asks again. So memory is bounded by the replies of a roun
 socket's own queue, whatever the workers do.
 """
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,11 +19,19 @@ from shoestring.server.archive import Archive
 from shoestring.server.desk import Work
 from shoestring.server.shard import Shard
 from shoestring.wire import frames
+from shoestring.wire.keys import ShardKeys
 from shoestring.wire.link import Listener
 from shoestring.wire.waker import Waker
 
+QUEUED = 4096  # messages for one peer; a round is a few for each part
 _TICK_MS = 250
 _BATCH = 256  # messages taken before replies are sent
+
+
+def listen(context: zmq.SyncContext, address: str, *, keys: ShardKeys | None = None) -> Listener:
+    """Open a shard's socket with the limits that every run keeps to."""
+    limit = frames.PAYLOAD_LIMIT
+    return Listener(context, address, keys=keys, max_message_bytes=limit, max_queued=QUEUED)
 
 
 class Service:
@@ -49,12 +58,17 @@ class Service:
         self._done: deque[Callable[[], None]] = deque()
         self._running = 0
         self._stopping = False
+        self._is_lingering = False
+        self.ending = threading.Event()
         if archive is not None:
             archive.on_written = self._written
 
-    def stop(self) -> None:
-        """Make `run` return soon; may be called from any thread or a signal handler."""
-        self._stopping = True
+    def stop(self, *, when_unneeded: bool = False) -> None:
+        """Make `run` return: soon, or once no worker is here. Any thread or signal handler may call it."""
+        if when_unneeded:
+            self._is_lingering = True
+        else:
+            self._stopping = True
         self._waker.wake()
 
     def run(self, *, until_all_left: bool = False) -> None:
@@ -76,7 +90,10 @@ class Service:
                     self._send()
                     if until_all_left and self._all_left():
                         break
+                    if self._is_lingering and not self._is_needed():
+                        break
         finally:
+            self.ending.set()
             if self.archive is not None:
                 self.archive.close()
             self.shard.close()
@@ -154,10 +171,9 @@ class Service:
                     raise
                 self.dropped += 1
 
+    def _is_needed(self) -> bool:
+        return any(member.present for member in self.shard.members)
+
     def _all_left(self) -> bool:
         members = list(self.shard.members)
-        return (
-            bool(members)
-            and len(members) == self.shard.members.expected
-            and not any(member.present for member in members)
-        )
+        return bool(members) and len(members) == self.shard.members.expected and not self._is_needed()

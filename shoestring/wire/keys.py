@@ -29,7 +29,6 @@ from zmq.utils import z85
 
 from shoestring.errors import KeyFileError
 
-VARIABLE = "SHOESTRING_KEYS"
 SHARD = "shard"
 
 _SECRET, _PUBLIC = ".secret", ".public"
@@ -144,12 +143,6 @@ def keys_from_folder(
             hint=f"write one with `shoestring keys new worker-0 --dir {folder}`, or copy it there",
         )
     return ShardKeys(pair, allowed)
-
-
-def folder_from_environment() -> Path | None:
-    """Return the folder that `SHOESTRING_KEYS` names, if it is set."""
-    named = os.environ.get(VARIABLE)
-    return Path(named) if named else None
 
 
 def _checked(name: str) -> str:

@@ -18,6 +18,7 @@ from shoestring.codec.feedback import Feedback
 from shoestring.codec.registry import make
 from shoestring.codec.scratch import room
 from shoestring.errors import NonFiniteError
+from shoestring.server.admission import codec_of
 from shoestring.server.desk import pack_used
 from shoestring.server.holding import LOSSLESS
 from shoestring.server.partition import Part
@@ -59,7 +60,6 @@ class Courier:
         self.parts = tuple(parts)
         self._incarnation = incarnation
         self._feedback: list[Feedback | None] = [None] * len(parts)
-        self._codecs: dict[str, Codec] = {}
         self._skipped: deque[tuple[int, str]] = deque()
 
     def take_skipped(self) -> list[tuple[int, str]]:
@@ -90,10 +90,10 @@ class Courier:
             if isinstance(message, say.Full):
                 apply(part, np.frombuffer(answer.payload, np.float32), True)
             elif message.codec and (own := home(part)) is not None:
-                self._codec(message.codec).decode(answer.payload, part.layout, own, 1.0)
+                codec_of(message.codec).decode(answer.payload, part.layout, own, 1.0)
             elif message.codec:
                 values = room("answered", part.size, np.float32)[: part.size]
-                self._codec(message.codec).decode(answer.payload, part.layout, values)
+                codec_of(message.codec).decode(answer.payload, part.layout, values)
                 apply(part, values, False)
 
         self.exchange.collect(seq, take)
@@ -116,7 +116,7 @@ class Courier:
                 self._feedback[part.index] = feedback
 
     def _encode(self, part: Part, terms: Terms, read: Read) -> tuple[say.Push, bytes | memoryview]:
-        codec = self._codec(terms.setting.push)
+        codec = codec_of(terms.setting.push)
         slot, memory = -1, None
         if codec.name != LOSSLESS:
             memory = room("pushed", part.size, np.float32)[: part.size]
@@ -162,9 +162,3 @@ class Courier:
             feedback = self._feedback[part.index] = Feedback(codec, part.layout)
         feedback.codec = codec
         return feedback.encode_total(values)
-
-    def _codec(self, text: str) -> Codec:
-        codec = self._codecs.get(text)
-        if codec is None:
-            codec = self._codecs[text] = make(text)
-        return codec

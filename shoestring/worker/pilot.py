@@ -29,7 +29,6 @@ class Pilot:
         save_every: int = 0,
     ) -> None:
         self.codec = LOSSLESS  # of the last round
-        self.exposed_s = 0.0  # waited for the exchange, in all
         self._auto = codec if isinstance(codec, Auto) else None
         self._fixed = Setting() if isinstance(codec, Auto) else fixed_setting(codec)
         self._is_first = is_first
@@ -70,7 +69,6 @@ class Pilot:
         now = time.monotonic()
         compute_s, exposed_s = self._exposed_from - self._began_at, now - self._exposed_from
         self._began_at = now
-        self.exposed_s += exposed_s
         if self._auto is not None and seq > self._warmup:
             self._auto.measure(compute_s=compute_s, exposed_s=exposed_s, seq=seq, now=now)
             if self._is_first:

@@ -112,12 +112,6 @@ def make_policy(given: "str | Policy") -> Policy:
         raise UsageError(f"policy `{given}` is not whole", hint=_HINT) from None
 
 
-def write_policy(policy: Policy) -> str:
-    """Write a policy as the text that builds it again."""
-    pairs = [f"{field.name}={getattr(policy, field.name)}" for field in fields(policy)]
-    return f"{policy.text}:{','.join(pairs)}".lower()
-
-
 def _read(given: object, value: str) -> Any:
     if value in ("average", "nesterov"):
         return value

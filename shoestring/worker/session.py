@@ -20,14 +20,12 @@ from shoestring.config import Run
 from shoestring.errors import UsageError
 from shoestring.observe.events import EventLog
 from shoestring.server.archive import Archive, restorer
-from shoestring.server.serve import Service
+from shoestring.server.serve import QUEUED, Service, listen
 from shoestring.server.shard import Shard
 from shoestring.server.snapshot import Snapshot
 from shoestring.wire import frames
 from shoestring.wire.keys import keys_from_folder
-from shoestring.wire.link import Listener, connect
-
-_QUEUED = 4096  # messages; a round is a few for each part
+from shoestring.wire.link import connect
 
 Sockets = list[tuple[str, "zmq.Socket[bytes]"]]
 
@@ -82,7 +80,7 @@ class Session:
                     keys=keys,
                     identity=identity,
                     max_message_bytes=limit,
-                    max_queued=_QUEUED,
+                    max_queued=QUEUED,
                 ),
             )
             for address in addresses
@@ -102,9 +100,7 @@ class Session:
 
     def _start_shard(self, context: zmq.SyncContext) -> str:
         address = f"inproc://shoestring-{id(self)}-{self.incarnation}"
-        listener = Listener(
-            context, address, keys=None, max_message_bytes=frames.PAYLOAD_LIMIT, max_queued=_QUEUED
-        )
+        listener = listen(context, address)
         shard = Shard(0, 1, self.run.name)
         if self.run.resume is not None:
             shard.restore = restorer(Snapshot(self.run.resume))

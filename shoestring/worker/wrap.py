@@ -135,7 +135,8 @@ def join(
     reporter = Reporter(here, exchange, courier, pilot)
     here.closers.append(reporter.close)
     _count_passes(here, model)
-    model.no_sync = driver.no_sync  # type: ignore[assignment]
+    # Past `nn.Module`'s own, which is for parameters and submodules.
+    object.__setattr__(model, "no_sync", driver.no_sync)
     return model, SharedOptimizer(optimizer, driver, keeper, reporter)
 
 

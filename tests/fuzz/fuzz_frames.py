@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from random import Random
 
 import psutil
@@ -18,33 +18,19 @@ import psutil
 from shoestring.errors import WireError
 from shoestring.wire import frames
 from shoestring.wire import messages as say
+from tests.fuzz.summary import Summary as Common
 from tests.unit.wire.samples import SAMPLES
 
-MEMORY_LIMIT_MB = 64.0
 # The first bytes of all kinds of MessagePack values.
 _BYTES = (0x00, 0x7F, 0x80, 0x90, 0x91, 0x9F, 0xA1, 0xC0, 0xC1, 0xC4, 0xC9, 0xCA, 0xCB, 0xCF, 0xD3, 0xD9,
           0xDB, 0xDC, 0xDD, 0xDE, 0xDF, 0xE0, 0xFF)  # fmt: skip
 
 
 @dataclass
-class Summary:
-    """What the decoder did. `foreign_exceptions` and `broken_promises` must stay 0."""
+class Summary(Common):
+    """What the decoder did with the messages."""
 
     messages: int = 0
-    errors: int = 0
-    decoded: int = 0
-    foreign_exceptions: int = 0
-    broken_promises: int = 0
-    memory_growth_mb: float = 0.0
-    slowest_s: float = 0.0
-    seconds: float = 0.0
-    seed: int = 0
-    findings: list[str] = field(default_factory=list)
-
-    @property
-    def is_clean(self) -> bool:
-        bad = self.foreign_exceptions + self.broken_promises
-        return bad == 0 and self.memory_growth_mb < MEMORY_LIMIT_MB
 
 
 def mutate(data: bytes, random: Random) -> bytes:

@@ -96,7 +96,7 @@ def test_tasks_on_two_nodes_meet_and_are_let_in_by_their_keys(tmp_path):
     for name in ("shard", "worker-0", "worker-1"):
         keys.new(name, tmp_path)
     task = TASK | {"SLURM_JOB_NODELIST": "127.0.0.[1-2]", "SLURM_NNODES": "2", "SLURM_NTASKS": "2"}
-    task |= {"SLURM_LOCALID": "0", keys.VARIABLE: str(tmp_path), HOST_VARIABLE: "127.0.0.1"}
+    task |= {"SLURM_LOCALID": "0", "SHOESTRING_KEYS": str(tmp_path), HOST_VARIABLE: "127.0.0.1"}
     step = next(
         step for step in range(1000) if is_free(slurm.place(task | {"SLURM_STEP_ID": str(step)}).store_port)
     )

@@ -112,3 +112,20 @@ class Talk:
 
     def params(self) -> list[bytes]:
         return [desk.holding.params.tobytes() for desk in self.shard.desks.values()]
+
+
+def kinds(said) -> list[str]:
+    return [f"{who} {type(message).__name__}" for who, message in said]
+
+
+def refusal(said) -> say.Refusal:
+    [(_, message)] = said
+    assert isinstance(message, say.Refusal)
+    return message
+
+
+RECORD = b'{"name":"worker-%d.safetensors","size":1,"header":"%s","tensors":[],"facts":{}}'
+
+
+def record(worker: int) -> memoryview:
+    return memoryview(RECORD % (worker, b"0" * 64))

@@ -5,28 +5,14 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from shoestring.errors import NonFiniteError, ShoestringError, SnapshotError, StreamError
+from shoestring.errors import NonFiniteError, SnapshotError, StreamError
 from shoestring.server.partition import Table
-from shoestring.server.records import CHECKPOINT_LIMIT
 from shoestring.server.rules import Rule
-from shoestring.server.shard import ROUND_LIMIT, TEXT_LIMIT, Shard
+from shoestring.server.shard import ROUND_LIMIT, TEXT_LIMIT
 from shoestring.wire import frames
 from shoestring.wire import messages as say
-from tests.unit.server.talk import EMPTY, PARTS, Talk, push_of, table
-from tests.unit.wire.samples import SAMPLES
-
-
-def kinds(said) -> list[str]:
-    return [f"{who} {type(message).__name__}" for who, message in said]
-
-
-def refusal(said) -> say.Refusal:
-    [(_, message)] = said
-    assert isinstance(message, say.Refusal)
-    return message
+from tests.unit.server.talk import PARTS, Talk, kinds, push_of, refusal, table
 
 
 def test_the_life_of_two_workers():
@@ -358,153 +344,3 @@ def test_bytes_of_one_worker_cost_that_worker_alone():
     talk.shard.fail(work, caught.value)
     assert kinds(talk.heard()) == ["1.1 Refusal"]
     assert kinds(talk.work()) == ["0.1 Full"]
-
-
-RECORD = b'{"name":"worker-%d.safetensors","size":1,"header":"%s","tensors":[],"facts":{}}'
-
-
-def record(worker: int) -> memoryview:
-    return memoryview(RECORD % (worker, b"0" * 64))
-
-
-def test_a_checkpoint_is_reported_to_the_first_worker_when_all_files_are_there():
-    talk = Talk().begin()
-    assert talk.tell(1, say.Saved(5), record(1)) == []
-    talk.shard.saved(5, b'{"own":1}')
-    assert talk.heard() == []
-    assert talk.tell(0, say.Saved(5), record(0)) == [("0.1", say.Snapped(5))]
-    files = msgspec.json.decode(talk.payloads[0])
-    assert [file.get("name") for file in files] == [None, "worker-0.safetensors", "worker-1.safetensors"]
-    talk.shard.not_saved(6, "disk full" * 10_000)
-    said = talk.heard()
-    assert kinds(said) == ["0.1 Snapped", "1.1 Snapped"]
-    assert said[0][1].error.startswith("disk full")
-
-
-def test_a_checkpoint_does_not_wait_for_a_worker_that_is_gone():
-    talk = Talk().begin()
-    talk.tell(1, say.Saved(5), record(1))
-    talk.shard.saved(5, b"{}")
-    assert kinds(talk.tell(0, say.Leave())) == ["1.1 Snapped"]
-
-
-def test_records_do_not_pile_up_and_must_be_records():
-    talk = Talk().begin()
-    for seq in range(1000):
-        talk.tell(0, say.Saved(seq), record(0))
-    assert len(talk.shard._records) == CHECKPOINT_LIMIT
-    for junk in (
-        b"",
-        b"[]",
-        b"{",
-        b"\xff" * 10,
-        bytes(record(0)).replace(b"worker-0", b"../x"),
-        b"[" * 10_000,
-    ):
-        refusal(talk.tell(0, say.Saved(5), memoryview(junk)))
-
-
-def test_a_flood_of_questions_costs_no_memory():
-    talk = Talk().begin()
-    talk.round(1, codec="dct")
-    for _ in range(300):
-        talk.shard.handle(b"0.1", say.Pull(0, 1), EMPTY, 0.0)
-    assert len({id(payload.obj) for _, _, payload in talk.shard.outbox}) == 1  # one copy of the part
-    talk.shard.outbox.clear()
-    for seq in range(1000):
-        for message in (say.Scale(seq, 0.5), say.Pull(0, seq + 10**6), say.Ask(0, seq, 0)):
-            talk.shard.handle(b"0.1", message, EMPTY, 0.0)
-    talk.shard.outbox.clear()
-    assert len(talk.shard._pulls) == 1
-    assert (talk.shard._clipped, talk.shard._asks) == ({}, {})
-
-
-numbers = st.one_of(st.integers(-3, 8), st.sampled_from([-(2**63), 2**31, 2**48, 10**18, 2**64 - 1]))
-reals = st.one_of(st.floats(), st.sampled_from([0.0, 1.0, 1e-30, 1e30]))
-texts = st.one_of(
-    st.sampled_from(
-        ["float32", "dct", "int8", "topk", "dct:bits=1", "float16", "dct:block=0", "", ":", "x:y=z"]
-    ),
-    st.text(max_size=20),
-)
-hypers = st.one_of(st.just([[0.5, 0.5, 0.0, 0.0]]), st.lists(st.lists(reals, max_size=5), max_size=3))
-FIELDS = {
-    int: numbers,
-    float: reals,
-    str: texts,
-    bool: st.booleans(),
-    bytes: st.binary(max_size=3),
-    list[list[float]]: hypers,
-}
-PAYLOADS = [
-    EMPTY,
-    memoryview(b"junk"),
-    memoryview(b"{}"),
-    record(0),
-    *(push_of(part, 0, 1, codec=codec)[1] for part in (0, 1) for codec in ("float32", "dct", "int8")),
-    memoryview(msgspec.msgpack.encode(table())),
-]
-
-
-def any_message(kind):
-    fields = [FIELDS[field.type] for field in msgspec.structs.fields(kind)]
-    return st.builds(kind, *fields)
-
-
-hostile = st.tuples(
-    st.sampled_from([b"0.1", b"1.1", b"0.2", b"?"]),
-    st.one_of(
-        *(any_message(type(sample)) for sample in SAMPLES),
-        st.builds(
-            lambda part, worker, seq, bound, codec, skip: push_of(
-                part, worker, seq, bound=bound, codec=codec, skip=skip
-            )[0],
-            *(st.integers(0, 1), st.integers(0, 1), st.integers(1, 4), st.integers(-1, 1)),
-            *(st.sampled_from(["float32", "dct"]), st.booleans()),
-        ),
-        st.builds(
-            say.Hello,
-            st.just(1),
-            st.just("run"),
-            st.integers(0, 1),
-            st.just(2),
-            numbers,
-            st.just(0),
-            st.just(1),
-        ),
-        st.builds(say.Enter, st.integers(1, 5)),
-    ),
-    st.integers(0, len(PAYLOADS) - 1),
-)
-
-
-@settings(max_examples=150)
-@given(st.lists(hostile, max_size=40), st.sampled_from([0.0, 1.0]), st.booleans())
-def test_whatever_comes_is_done_or_refused(messages, clip_norm, is_begun):
-    """Nothing but `ShoestringError` leaves `Work.run`, and nothing `handle`; what is said can be sent."""
-    talk = Talk(model=table(clip_norm))
-    if is_begun:
-        talk.begin()
-    works = []
-    for sender, message, place in messages:
-        talk.shard.handle(sender, message, PAYLOADS[place], talk.now)
-        while (work := talk.shard.next_work()) is not None:
-            works.append(work)
-        if len(works) > 1:
-            run(talk.shard, works.pop(0))
-        for _, said, body in talk.shard.outbox:
-            frames.decode(frames.encode(said, body))
-        talk.shard.outbox.clear()
-        talk.now += 1.0
-        talk.shard.tick(talk.now)
-    for work in works:
-        run(talk.shard, work)
-
-
-def run(shard: Shard, work) -> None:
-    try:
-        work.run()
-    except ShoestringError as error:
-        shard.fail(work, error)
-    else:
-        shard.finish(work)

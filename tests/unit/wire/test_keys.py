@@ -228,10 +228,3 @@ def test_secrets_are_not_shown(tmp_path):
             assert bundle.pair.secret.decode() not in text
             assert repr(bundle.pair.secret)[2:-1] not in text
             assert repr(bundle.pair.public)[2:-1] in text
-
-
-def test_the_environment_names_the_folder(monkeypatch, tmp_path):
-    monkeypatch.delenv(keys.VARIABLE, raising=False)
-    assert keys.folder_from_environment() is None
-    monkeypatch.setenv("SHOESTRING_KEYS", str(tmp_path))
-    assert keys.folder_from_environment() == tmp_path

@@ -1,140 +1,27 @@
-"""Real sockets on loopback: members are served, everyone else gets no byte through."""
+"""Real sockets on loopback: addresses, limits, queues, and peers that come and go."""
 
 import os
 import socket
 import stat
 import struct
-from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from shoestring.errors import LinkError
 from shoestring.wire import link
-from shoestring.wire.keys import KeyPair, ShardKeys, WorkerKeys
-
-WAIT_MS = 20_000
-LIMIT = 1 << 16
-FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+from tests.unit.wire.sockets import (
+    LIMIT,
+    MEMBER_KEYS,
+    SHARD_KEYS,
+    WAIT_MS,
+    deliver,
+    greet,
+    next_event,
+    port_of,
+    raw_connection,
+    read_to_end,
 )
-
-
-def new_pair():
-    return KeyPair(*zmq.curve_keypair())
-
-
-SHARD, MEMBER, OTHER = new_pair(), new_pair(), new_pair()
-SHARD_KEYS = ShardKeys(SHARD, frozenset({MEMBER.public}))
-MEMBER_KEYS = WorkerKeys(MEMBER, SHARD.public)
-
-
-@pytest.fixture
-def context():
-    made = zmq.Context()
-    yield made
-    made.destroy(linger=0)
-
-
-@pytest.fixture
-def listen(context):
-    opened = []
-
-    def open_one(address="tcp://127.0.0.1:0", *, keys=None, limit=LIMIT, **options):
-        opened.append(link.Listener(context, address, keys=keys, max_message_bytes=limit, **options))
-        return opened[-1]
-
-    yield open_one
-    for listener in opened:
-        listener.close()
-
-
-@pytest.fixture
-def dial(context):
-    opened = []  # a socket that nothing refers to is closed
-
-    def connect_one(listener, *, keys=None, identity=b"worker-0", limit=LIMIT, **options):
-        address = getattr(listener, "address", listener)
-        opened.append(
-            link.connect(context, address, keys=keys, identity=identity, max_message_bytes=limit, **options)
-        )
-        return opened[-1]
-
-    return connect_one
-
-
-@pytest.fixture
-def intrude(context):
-    """Connect as a program of one's own would: it queues at once and knows no rules."""
-
-    def connect_one(listener, pair=None, server=None):
-        dealer = context.socket(zmq.DEALER)
-        dealer.linger = 0
-        dealer.reconnect_ivl = 10
-        if pair is not None:
-            dealer.curve_publickey, dealer.curve_secretkey, dealer.curve_serverkey = (*pair, server)
-        dealer.connect(listener.address)
-        dealer.send_multipart([b"header", b"intruder"])
-        return dealer
-
-    return connect_one
-
-
-def deliver(dealer, listener, *frames):
-    """Send a message and return the next one that arrives."""
-    assert dealer.poll(WAIT_MS, zmq.POLLOUT), "never let in"
-    dealer.send_multipart(frames)
-    assert listener.socket.poll(WAIT_MS), "never arrived"
-    return [bytes(frame) for frame in listener.receive()]
-
-
-def next_event(monitor):
-    assert monitor.poll(WAIT_MS), "no event"
-    return recv_monitor_message(monitor)["event"]
-
-
-def raw_connection(listener):
-    return socket.create_connection(("127.0.0.1", port_of(listener)), timeout=WAIT_MS / 1000)
-
-
-def port_of(listener):
-    return int(listener.address.rpartition(":")[2])
-
-
-def greet(connection):
-    """Do the handshake of ZMTP 3.0 as `worker-0` without keys, by hand."""
-    connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
-    ready = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
-    ready += b"\x08Identity" + struct.pack(">I", 8) + b"worker-0"
-    connection.sendall(bytes([4, len(ready)]) + ready)
-    with connection.makefile("rb", buffering=0) as reader:
-        greeting = read_exactly(reader, 64)
-        assert greeting[12:16] == b"NULL"
-        kind, size = read_exactly(reader, 2)
-        assert kind == 4
-        assert read_exactly(reader, size).startswith(b"\x05READY")
-
-
-def read_exactly(reader, size):
-    content = b""
-    while len(content) < size:
-        more = reader.read(size - len(content))
-        assert more, "hung up"
-        content += more
-    return content
-
-
-def read_to_end(connection):
-    """Read until the other side hangs up."""
-    try:
-        while connection.recv(4096):
-            pass
-    except ConnectionResetError:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -231,141 +118,6 @@ def test_both_ways_over(listen, dial, address, with_keys):
     assert dealer.poll(WAIT_MS)
     assert dealer.recv_multipart() == [b"header", b"answer"]
     assert listener.receive() is None
-
-
-INTRUDERS = {
-    "unknown key": ((OTHER.public, OTHER.secret), SHARD.public, zmq.EVENT_HANDSHAKE_FAILED_AUTH),
-    "wrong server key": ((MEMBER.public, MEMBER.secret), OTHER.public, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL),
-    "no key": (None, None, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL),
-    "public key without its secret": (
-        (MEMBER.public, OTHER.secret),
-        SHARD.public,
-        zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", INTRUDERS)
-def test_no_byte_of_an_intruder_arrives_and_members_are_served(listen, dial, intrude, kind):
-    pair, server, event = INTRUDERS[kind]
-    listener = listen(keys=SHARD_KEYS)
-    monitor = listener.socket.get_monitor_socket(FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-    intruders = [intrude(listener, pair, server) for _ in range(3)]
-    assert [next_event(monitor) for _ in range(3)] == [event] * len(intruders)
-    assert listener.socket.poll(0) == 0
-    member = dial(listener, keys=MEMBER_KEYS)
-    assert deliver(member, listener, b"push") == [b"worker-0", b"push"]
-    assert listener.socket.poll(0) == 0
-
-
-def test_an_intruder_of_that_kind_would_get_through_without_keys(listen, intrude):
-    listener = listen()
-    intruder = intrude(listener)
-    assert listener.socket.poll(WAIT_MS)
-    intruder.close()
-    assert [bytes(frame) for frame in listener.receive()[1:]] == [b"header", b"intruder"]
-
-
-@pytest.mark.parametrize(
-    "opening",
-    [
-        b"\x01\x00\x09\x00intruder",  # ZMTP 1.0
-        b"\xff" + bytes(7) + b"\x01\x7f\x01\x05" + b"\x00\x00" + b"\x00\x08intruder",  # ZMTP 2.0
-        b"GET / HTTP/1.1\r\nHost: shard\r\n\r\n",
-    ],
-)
-def test_older_and_other_protocols_do_not_get_around_keys(listen, dial, opening):
-    listener = listen(keys=SHARD_KEYS)
-    with raw_connection(listener) as connection:
-        connection.sendall(opening)
-        with suppress(OSError):  # the listener was quicker to hang up
-            connection.shutdown(socket.SHUT_WR)
-        read_to_end(connection)
-    assert deliver(dial(listener, keys=MEMBER_KEYS), listener, b"push") == [b"worker-0", b"push"]
-
-
-def test_a_refused_worker_can_write_nothing(listen, dial):
-    listener = listen(keys=SHARD_KEYS)
-    monitor = listener.socket.get_monitor_socket(FAILED)
-    refused = dial(listener, keys=WorkerKeys(OTHER, SHARD.public))
-    assert next_event(monitor) == zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    with pytest.raises(zmq.Again):
-        refused.send(b"push", zmq.NOBLOCK)
-
-
-def test_a_revoked_key_is_cut_off_and_can_be_allowed_again(listen, dial):
-    listener = listen(keys=replace(SHARD_KEYS, allowed=frozenset({MEMBER.public, OTHER.public})))
-    member = dial(listener, keys=MEMBER_KEYS)
-    other = dial(listener, keys=WorkerKeys(OTHER, SHARD.public), identity=b"worker-1")
-    assert deliver(other, listener, b"before") == [b"worker-1", b"before"]
-
-    listener.allow(frozenset({MEMBER.public}))
-    other.send(b"after")  # its connection still stands
-    assert listener.socket.poll(WAIT_MS)
-    assert listener.receive() is None
-    assert listener.socket.poll(0) == 0
-    monitor = listener.socket.get_monitor_socket(FAILED)
-    dial(listener, keys=WorkerKeys(OTHER, SHARD.public), identity=b"worker-2")
-    assert next_event(monitor) == zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    assert deliver(member, listener, b"push") == [b"worker-0", b"push"]
-
-    listener.allow(frozenset({OTHER.public}))
-    again = dial(listener, keys=WorkerKeys(OTHER, SHARD.public), identity=b"worker-2")
-    assert deliver(again, listener, b"back") == [b"worker-2", b"back"]
-
-
-def test_a_listener_without_keys_has_no_allow_list(listen):
-    with pytest.raises(LinkError, match="listens without keys"):
-        listen().allow(frozenset())
-
-
-def test_listeners_of_one_context_have_allow_lists_of_their_own(listen, dial):
-    first = listen(keys=SHARD_KEYS)
-    second = listen(keys=replace(SHARD_KEYS, allowed=frozenset({OTHER.public})))
-    assert deliver(dial(first, keys=MEMBER_KEYS), first, b"push") == [b"worker-0", b"push"]
-    monitor = second.socket.get_monitor_socket(FAILED)
-    dial(second, keys=MEMBER_KEYS)
-    assert next_event(monitor) == zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    first.close()
-    other = dial(second, keys=WorkerKeys(OTHER, SHARD.public), identity=b"worker-1")
-    assert deliver(other, second, b"push") == [b"worker-1", b"push"]
-
-
-def test_listeners_can_follow_each_other_at_once(context):
-    for _ in range(200):  # often enough that a late release of an address shows
-        one = link.Listener(context, "tcp://127.0.0.1:0", keys=SHARD_KEYS, max_message_bytes=LIMIT)
-        one.close()
-        one.close()
-    context.term()  # would not return if something were left open
-
-
-def test_a_context_can_be_destroyed_before_its_listener():
-    for _ in range(50):
-        context = zmq.Context()
-        one = link.Listener(context, "tcp://127.0.0.1:0", keys=SHARD_KEYS, max_message_bytes=LIMIT)
-        context.destroy(linger=0)
-        one.close()
-
-
-def test_a_context_with_another_check_is_refused(context):
-    taken = context.socket(zmq.REP)
-    taken.bind("inproc://zeromq.zap.01")
-    with pytest.raises(LinkError, match="another way") as caught:
-        link.Listener(context, "tcp://127.0.0.1:0", keys=SHARD_KEYS, max_message_bytes=LIMIT)
-    assert "context of its own" in caught.value.hint
-
-
-def test_without_its_check_a_listener_lets_nobody_in(context, listen, dial):
-    listener = listen(keys=SHARD_KEYS)
-    monitor = listener.socket.get_monitor_socket(FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-    with context.socket(zmq.REQ) as asker:
-        asker.linger = 0
-        asker.connect("inproc://zeromq.zap.01")
-        asker.send(b"stop")
-        listener._gate._thread.join(WAIT_MS / 1000)
-    member = dial(listener, keys=MEMBER_KEYS)
-    assert next_event(monitor) & FAILED
-    assert not member.poll(0, zmq.POLLOUT)
 
 
 def test_a_taken_port_is_named(listen):

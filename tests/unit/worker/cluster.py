@@ -12,11 +12,9 @@ import zmq
 from shoestring.config import Run
 from shoestring.observe.events import EventLog
 from shoestring.server.archive import Archive, restorer
-from shoestring.server.serve import Service
+from shoestring.server.serve import Service, listen
 from shoestring.server.shard import Shard
 from shoestring.server.snapshot import Snapshot
-from shoestring.wire import frames
-from shoestring.wire.link import Listener
 from shoestring.worker.session import Session
 
 
@@ -38,13 +36,7 @@ class Cluster:
         addresses = []
         folder = self._open.enter_context(tempfile.TemporaryDirectory())
         for shard in self.shards:
-            listener = Listener(
-                context,
-                f"ipc://{folder}/{shard.index}" if self._ipc else "tcp://127.0.0.1:0",
-                keys=None,
-                max_message_bytes=frames.PAYLOAD_LIMIT,
-                max_queued=1000,
-            )
+            listener = listen(context, f"ipc://{folder}/{shard.index}" if self._ipc else "tcp://127.0.0.1:0")
             self._open.callback(listener.close)
             root = self.run.checkpoint
             archive = None if root is None else Archive(root, shard.index)

@@ -3,7 +3,7 @@
 import pytest
 
 from shoestring.errors import UsageError
-from shoestring.worker.policy import Async, Bounded, EveryStep, LocalSteps, make_policy, write_policy
+from shoestring.worker.policy import Async, Bounded, EveryStep, LocalSteps, make_policy
 
 TEXTS = {
     "every": EveryStep(),
@@ -25,7 +25,6 @@ NONSENSE = [
 def test_text_and_policy_are_one(text: str) -> None:
     assert make_policy(text) == TEXTS[text]
     assert make_policy(TEXTS[text]) is TEXTS[text]
-    assert make_policy(write_policy(TEXTS[text])) == TEXTS[text]
 
 
 @pytest.mark.parametrize("text", NONSENSE)

@@ -1,9 +1,10 @@
 """Rounds over real sockets equal a plain loop that sums the same parts in the same order."""
 
+import contextlib
 import hashlib
 import random
 import threading
-import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -101,21 +102,43 @@ def one_torch_thread():
     torch.set_num_threads(before)
 
 
-def run(workers: int, shards: int, codec: str, *, delays: bool, ipc: bool) -> list[list[str]]:
-    """Train and return each worker's hash after every tenth round and after the last."""
+class Turnstile:
+    """Makes workers take each step's backward pass one after the other, in an order drawn anew.
+
+    So each is late in some rounds, behind all the others: a delay that needs no clock.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._passed: dict[int, int] = {}
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def turn(self, step: int, worker: int) -> Iterator[None]:
+        order = random.Random(step).sample(range(self._workers), self._workers)
+        with self._changed:
+            is_next = self._changed.wait_for(lambda: self._passed.get(step, 0) == order.index(worker), 60)
+        assert is_next, "another worker did not come"
+        yield
+        with self._changed:
+            self._passed[step] = order.index(worker) + 1
+            self._changed.notify_all()
+
+
+def run(workers: int, shards: int, codec: str, *, in_turn: bool, ipc: bool) -> list[list[str]]:
+    """Train and return each worker's hash after every tenth round."""
+    turnstile = Turnstile(workers)
 
     def be_worker(here: Session) -> list[str]:
         # Only the first worker's parameters count.
         model, optimizer = make_model(seed=3 if here.run.worker == 0 else 100 + here.run.worker)
-        pauses = random.Random(here.run.worker)
         model, optimizer = join(
             here, model, optimizer, codec=codec, policy="every", clip_norm=0.0, overlap=True
         )
         hashes = []
         for step in range(1, STEPS + 1):
-            if delays and pauses.random() < 0.1:
-                time.sleep(pauses.random() * 0.01)
-            loss_of(model, step, here.run.worker).backward()
+            with turnstile.turn(step, here.run.worker) if in_turn else contextlib.nullcontext():
+                loss_of(model, step, here.run.worker).backward()
             optimizer.step()
             optimizer.zero_grad()
             if step % 10 == 0:
@@ -130,7 +153,7 @@ def run(workers: int, shards: int, codec: str, *, delays: bool, ipc: bool) -> li
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_every_step_equals_the_reference_on_any_number_of_shards(workers: int, codec: str) -> None:
     want = reference(workers, codec)
-    for shards, delays, ipc in ((1, False, False), (2, True, True), (3, False, False)):
-        hashes = run(workers, shards, codec, delays=delays, ipc=ipc)
+    for shards, in_turn, ipc in ((1, False, False), (2, True, True), (3, False, False)):
+        hashes = run(workers, shards, codec, in_turn=in_turn, ipc=ipc)
         assert all(own == hashes[0] for own in hashes), f"replicas differ on {shards} shards"
         assert hashes[0][-1] == want, f"{shards} shards"
