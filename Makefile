@@ -9,12 +9,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := install --quiet --constraint constraints.txt
 # The build backend comes first: an isolated build would fetch its own, unpinned.
 install = $(PIP) $(INSTALL) $(1) hatchling && \
-	$(PIP) $(INSTALL) $(1) --no-build-isolation --editable '.[torch,triton,bench,dev]'
+	$(PIP) $(INSTALL) $(1) --no-build-isolation --editable '.[torch,triton,fleet,ray,bench,dev]'
 
 WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/shoestring/wheels
 KEPT := --no-index --find-links $(WHEELS)
 fetch = $(PIP) $(INSTALL) hatchling && $(PIP) download --quiet --constraint constraints.txt \
-	--no-build-isolation --dest $(WHEELS) hatchling '.[torch,triton,bench,dev]'
+	--no-build-isolation --dest $(WHEELS) hatchling '.[torch,triton,fleet,ray,bench,dev]'
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint golden clean

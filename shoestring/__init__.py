@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from shoestring.codec.feedback import Feedback
     from shoestring.codec.registry import make as make_codec
     from shoestring.errors import ShoestringError
+    from shoestring.fleet.cache import cached
     from shoestring.launch.start import init
+    from shoestring.worker.batchnorm import share_batchnorm, unshare_batchnorm
     from shoestring.worker.data import batches, epochs
+    from shoestring.worker.feed import feed
     from shoestring.worker.keeper import keep
     from shoestring.worker.policy import Async, Bounded, EveryStep, LocalSteps
     from shoestring.worker.wrap import wrap
@@ -30,10 +33,14 @@ __all__ = [
     "ShoestringError",
     "__version__",
     "batches",
+    "cached",
     "epochs",
+    "feed",
     "init",
     "keep",
     "make_codec",
+    "share_batchnorm",
+    "unshare_batchnorm",
     "wrap",
 ]
 
@@ -46,10 +53,14 @@ _HOMES = {
     "LocalSteps": ("shoestring.worker.policy", "LocalSteps"),
     "ShoestringError": ("shoestring.errors", "ShoestringError"),
     "batches": ("shoestring.worker.data", "batches"),
+    "cached": ("shoestring.fleet.cache", "cached"),
     "epochs": ("shoestring.worker.data", "epochs"),
+    "feed": ("shoestring.worker.feed", "feed"),
     "init": ("shoestring.launch.start", "init"),
     "keep": ("shoestring.worker.keeper", "keep"),
     "make_codec": ("shoestring.codec.registry", "make"),
+    "share_batchnorm": ("shoestring.worker.batchnorm", "share_batchnorm"),
+    "unshare_batchnorm": ("shoestring.worker.batchnorm", "unshare_batchnorm"),
     "wrap": ("shoestring.worker.wrap", "wrap"),
 }
 

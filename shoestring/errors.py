@@ -70,3 +70,7 @@ class RuleError(UsageError):
 
 class SnapshotError(ShoestringError):
     """A checkpoint that is missing, incomplete or damaged; names the file."""
+
+
+class FleetError(ShoestringError):
+    """A job, device or plan that cannot be used as it is."""

@@ -64,6 +64,10 @@ class Feedback:
         self._kept[:] = kept
         return payload
 
+    def scale(self, factor: float) -> None:
+        """Multiply what was kept, for gradients that count more or less from now on."""
+        self._kept *= np.float32(factor)
+
     def reset(self) -> None:
         """Forget what was not sent."""
         self._kept = np.zeros(self.layout.total, np.float32)

@@ -10,6 +10,7 @@ from shoestring.codec.base import Codec
 from shoestring.codec.registry import make
 from shoestring.errors import StreamError, WireError
 from shoestring.server.holding import LOSSLESS, Holding
+from shoestring.server.statistics import unpack
 from shoestring.wire.messages import WHOLE_ROUND, Push
 
 CODEC_TEXT_LIMIT = 128
@@ -36,6 +37,8 @@ def check_push(push: Push, payload: memoryview, holding: Holding) -> None:
         problem = "a text is too long"
     elif not WEIGHTS[0] <= push.weight <= WEIGHTS[1]:
         problem = f"its weight is {push.weight}"
+    elif not 0 <= push.pace < HYPER_LIMIT:
+        problem = f"its pace is {push.pace}"
     elif push.seq < 1 or push.have < 0 or push.bound < WHOLE_ROUND:
         problem = "a number is out of range"
     elif len(push.used) not in (0, (pieces + 7) // 8):
@@ -44,6 +47,8 @@ def check_push(push: Push, payload: memoryview, holding: Holding) -> None:
         problem = "the hyperparameters do not fit the rule"
     if problem:
         raise WireError(f"bad push of part {push.part}: {problem}", hint="check both sides' versions")
+    if push.statistics:
+        unpack(push.statistics, holding.history.layers)
     is_raw = push.codec == LOSSLESS  # the values themselves, without a stream around them
     most = holding.params.nbytes if is_raw else codec_of(push.codec).max_bytes(holding.part.layout)
     if push.skip:

@@ -27,7 +27,7 @@ _WAITING = 4  # parts copied and not yet written
 _REMEMBERED = 64  # checkpoints whose file is finished or given up
 
 Tensors = dict[str, NDArray[Any]]
-Specs = dict[str, tuple[np.dtype[Any] | str, tuple[int, ...]]]
+Specs = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 class _Fact(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,9 +55,12 @@ class Archive:
         """Copy one part as it is after round `seq`; `desks` are all parts the file will hold."""
         if not self._specs:  # a shard's parts are settled once
             self._specs = {
-                name: spec for other in desks.values() for name, spec in _specs(other.holding).items()
+                name: (array.dtype, array.shape)
+                for other in desks.values()
+                for name, array in (_tensors(other.holding) | _statistics(other.holding)).items()
             }
-        copies = {name: array.copy() for name, array in _tensors(desk.holding).items()}
+        own = _tensors(desk.holding) | _statistics(desk.holding)
+        copies = {name: array.copy() for name, array in own.items()}
         facts = {str(desk.holding.part.index): msgspec.to_builtins(_fact(desk))}
         self._queue.put((seq, copies, facts))
 
@@ -84,7 +87,7 @@ class Archive:
                 for name, values in tensors.items():
                     writer.write(name, values)
                 known.update(facts)
-                if len(known) * len(tensors) == len(self._specs):
+                if writer.is_complete:
                     record = writer.finish({"parts": known})
                     del files[seq]
                     ended.append(seq)
@@ -113,18 +116,27 @@ def restorer(snapshot: Snapshot) -> Callable[[Holding], tuple[int, PushLedger]]:
             ledger = PushLedger({int(worker): Mark(*mark) for worker, mark in fact.ledger.items()})
         except ValueError as error:  # msgspec's errors are `ValueError`s, too
             raise _unfit(f"checkpoint `{snapshot.folder}` has no usable part {part}: {error}") from None
-        for name, (dtype, shape) in _specs(holding).items():
-            found = snapshot.spec(name)
-            if found != (np.dtype(dtype).name, shape):
-                raise _unfit(f"`{name}` in `{snapshot.folder}` is {found}, expected {dtype} {shape}")
         if fact.has_kept:
             holding.kept = np.zeros_like(holding.params)
-        for name, array in _tensors(holding).items():
+        tensors = _tensors(holding)
+        for name, array in tensors.items():
+            _check_spec(snapshot, name, array)
+        for name, array in _statistics(holding).items():
+            if snapshot.has(name):  # else the layers are other ones: their history begins anew
+                _check_spec(snapshot, name, array)
+                tensors[name] = array
+        for name, array in tensors.items():
             array[:] = snapshot.read(name)
         holding.version = fact.version
         return fact.round, ledger
 
     return restore
+
+
+def _check_spec(snapshot: Snapshot, name: str, array: NDArray[Any]) -> None:
+    found = snapshot.spec(name)
+    if found != (array.dtype.name, array.shape):
+        raise _unfit(f"`{name}` in `{snapshot.folder}` is {found}, expected {array.dtype} {array.shape}")
 
 
 def _unfit(what: str) -> SnapshotError:
@@ -133,16 +145,6 @@ def _unfit(what: str) -> SnapshotError:
 
 def _prefix(holding: Holding) -> str:
     return f"part.{holding.part.index:05d}"
-
-
-def _specs(holding: Holding) -> Specs:
-    prefix, like = _prefix(holding), (holding.params.dtype, holding.params.shape)
-    return {
-        f"{prefix}.params": like,
-        f"{prefix}.kept": like,
-        f"{prefix}.steps": (holding.steps.dtype, holding.steps.shape),
-        **{f"{prefix}.state.{name}": like for name in holding.state},
-    }
 
 
 def _tensors(holding: Holding) -> Tensors:
@@ -154,6 +156,13 @@ def _tensors(holding: Holding) -> Tensors:
         f"{prefix}.steps": holding.steps,
         **{f"{prefix}.state.{name}": vector for name, vector in holding.state.items()},
     }
+
+
+def _statistics(holding: Holding) -> Tensors:
+    """What its layers have seen, under a name that other layers do not have; nothing without layers."""
+    if not holding.history.layers:
+        return {}
+    return {f"{_prefix(holding)}.statistics.{holding.history.digest}": holding.history.sums}
 
 
 def _fact(desk: Desk) -> _Fact:

@@ -27,6 +27,7 @@ from shoestring.server.admission import check_push, codec_of
 from shoestring.server.holding import LOSSLESS, Holding, Reply
 from shoestring.server.ledger import PushLedger, Verdict
 from shoestring.server.members import Members
+from shoestring.server.statistics import unpack
 from shoestring.wire.messages import WHOLE_ROUND, Push
 
 AHEAD = 2  # rounds a worker may push before the part has finished them
@@ -48,6 +49,7 @@ class Work:
     seq: int
     contributions: Sequence[Contribution]  # in worker order
     clip: bool
+    workers: int = 1  # that the run has
     total: Vector | None = None
     squares: float = 0.0
     scale: float | None = None
@@ -130,8 +132,26 @@ class Work:
         return used
 
     def _mark(self, reply: Reply) -> Reply:
-        """Pass on the first worker's plan, and the norm, which may have been lost on its way."""
-        return replace(reply, plan=self.contributions[0].push.plan, squares=self.squares)
+        """Pass on the first worker's plan, what may have been lost on its way, and what workers share."""
+        return replace(
+            reply,
+            plan=self.contributions[0].push.plan,
+            squares=self.squares,
+            statistics=self._remember(),
+            paces=self._paces(),
+        )
+
+    def _paces(self) -> tuple[float, ...]:
+        paces = tuple(item.push.pace for item in self.contributions)
+        return paces if self.is_whole and any(paces) else ()
+
+    def _remember(self) -> bytes:
+        """Add what the workers' layers have seen to the history; the last thing that work changes."""
+        history = self.desk.holding.history
+        seen = [item.push.statistics for item in self.contributions if item.push.statistics]
+        share = 1 / max(len(seen), 1) if self.is_whole else 1 / self.workers
+        history.take([unpack(data, history.layers) for data in seen], share)
+        return history.pack()
 
 
 @dataclass
@@ -227,10 +247,11 @@ class Desk:
         seq = self.round + 1
         there = self._open.get(seq)
         if there and all(worker in there for worker in members.due(seq) or ()):
-            self.work = Work(self, seq, [there[worker] for worker in sorted(there)], self.clip)
+            taken = [there[worker] for worker in sorted(there)]
+            self.work = Work(self, seq, taken, self.clip, members.expected)
         elif self._queue:
             item = self._queue[0]
-            self.work = Work(self, item.push.seq, [item], False)
+            self.work = Work(self, item.push.seq, [item], False, members.expected)
         return self.work
 
     def finish(self, work: Work) -> Reply:
@@ -303,7 +324,7 @@ class Desk:
         if self._log and self._log[-1].is_full and self._log[-1].version == self.version:
             return self._log[-1]
         if self._full is None and self.work is None:
-            self._full = self.holding.full(self.round)
+            self._full = replace(self.holding.full(self.round), statistics=self.holding.history.pack())
         return self._full
 
     def release(self, present: Collection[int]) -> list[tuple[int, int, list[Reply]]]:
@@ -351,13 +372,13 @@ class Desk:
         """Drop what every worker has, and what would grow beyond the part itself."""
         oldest = min(self._have.values(), default=self.version)
         limit = self.holding.params.nbytes + (1 << 16)
-        size = sum(entry.payload.nbytes for entry in self._log)
+        size = sum(entry.size_bytes for entry in self._log)
         while self._log and (
             self._log[0].version <= oldest
             or len(self._log) > LOG_LIMIT
             or (len(self._log) > AHEAD and size > limit)
         ):
-            size -= self._log.popleft().payload.nbytes
+            size -= self._log.popleft().size_bytes
 
 
 def pack_used(used: NDArray[np.bool_]) -> bytes:

@@ -18,6 +18,7 @@ from shoestring.errors import NonFiniteError
 from shoestring.server import rules
 from shoestring.server.partition import Part
 from shoestring.server.rules import Rule
+from shoestring.server.statistics import History, Layer
 
 LOSSLESS = "float32"
 
@@ -34,12 +35,18 @@ class Reply:
     plan: str = ""
     squares: float = 0.0  # of the mean gradient, where it is clipped
     slot: int = -1  # where in the shard's shared memory the payload is, if it is
+    statistics: bytes = b""  # of the part's layers, as of this version
+    paces: tuple[float, ...] = ()  # of the workers of this round, where they say it
+
+    @property
+    def size_bytes(self) -> int:
+        return self.payload.nbytes + len(self.statistics)
 
 
 class Holding:
     """The values of one part. Not thread-safe: one round at a time works on it."""
 
-    def __init__(self, part: Part, rule: Rule, groups: Sequence[int]) -> None:
+    def __init__(self, part: Part, rule: Rule, groups: Sequence[int], layers: Sequence[Layer] = ()) -> None:
         self.part = part
         self.rule = rule
         self.groups = tuple(groups)  # of each piece
@@ -48,6 +55,7 @@ class Holding:
         self.kept: Vector | None = None
         self.steps = np.zeros(len(part.pieces), np.int64)  # updates of each piece so far
         self.version = 0
+        self.history = History(layers)
         self.slots: tuple[Vector, ...] = ()  # shared memory to put the whole part into
 
     def advance(

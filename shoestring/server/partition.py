@@ -22,6 +22,7 @@ import msgspec
 from shoestring.codec.base import Layout
 from shoestring.errors import JoinError
 from shoestring.server.rules import Rule
+from shoestring.server.statistics import Layer, check_layers
 
 SMALLEST, LARGEST = 1 << 15, 1 << 20  # values a part, about
 _SHARE = 16  # a model has about this many parts, where the bounds allow
@@ -48,6 +49,7 @@ class Table(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     rule: Rule
     groups: int
     clip_norm: float  # 0: none
+    layers: tuple[Layer, ...] = ()  # whose statistics are shared
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,12 @@ def assign(parts: Sequence[Part], shards: int) -> tuple[int, ...]:
     return tuple(homes)
 
 
+def layers_of(part: Part, layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """The layers whose statistics travel with a part: that with the start of their parameter."""
+    starts = {piece.tensor for piece in part.pieces if piece.start == 0}
+    return tuple(layer for layer in layers if layer.tensor in starts)
+
+
 def check_table(table: Table) -> None:
     """Refuse a table that promises more than a shard will hold, before anything is allocated."""
     sizes_fit = len(table.tensors) <= TENSOR_LIMIT and all(
@@ -124,6 +132,11 @@ def check_table(table: Table) -> None:
     if table.groups > GROUP_LIMIT or any(not 0 <= tensor.group < table.groups for tensor in table.tensors):
         raise JoinError(
             f"a parameter names a group that is not there, or {table.groups} groups are too many",
+            hint="check both sides' versions",
+        )
+    if len(table.layers) > TENSOR_LIMIT or (problem := check_layers(table.layers, len(table.tensors))):
+        raise JoinError(
+            problem if len(table.layers) <= TENSOR_LIMIT else "the model has too many layers",
             hint="check both sides' versions",
         )
     if not 0 <= table.clip_norm < math.inf:
@@ -146,6 +159,8 @@ def first_difference(mine: Table, theirs: Table) -> str:
         name = longer[min(len(mine.tensors), len(theirs.tensors))].name
         who = "others have" if longer is mine.tensors else "only this worker has"
         return f"{who} a parameter `{name}`"
+    if mine.layers != theirs.layers:
+        return f"it shares the statistics of {len(theirs.layers)} layers, others of {len(mine.layers)}"
     if mine.rule != theirs.rule:
         return f"the rule is {theirs.rule}, others have {mine.rule}"
     if (mine.groups, mine.clip_norm) != (theirs.groups, theirs.clip_norm):

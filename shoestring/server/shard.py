@@ -18,8 +18,9 @@ from shoestring.server.desk import Desk, Work
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger
 from shoestring.server.members import Member, Members
-from shoestring.server.partition import Part, Table, assign, check_table, cut, first_difference
+from shoestring.server.partition import Part, Table, assign, check_table, cut, first_difference, layers_of
 from shoestring.server.records import Records
+from shoestring.server.statistics import CHANNEL_LIMIT
 from shoestring.wire import messages as say
 from shoestring.wire.messages import Message
 from shoestring.wire.shared import SLOTS, Segment
@@ -166,10 +167,15 @@ class Shard:
         for part in parts:
             if homes[part.index] != self.index:
                 continue
-            try:
-                holding = Holding(
-                    part, table.rule, [table.tensors[piece.tensor].group for piece in part.pieces]
+            layers = layers_of(part, table.layers)
+            if sum(1 + layer.channels for layer in layers) > CHANNEL_LIMIT:
+                raise JoinError(
+                    f"part {part.index} has layers of more than {CHANNEL_LIMIT} channels",
+                    hint="share the statistics of fewer layers",
                 )
+            try:
+                groups = [table.tensors[piece.tensor].group for piece in part.pieces]
+                holding = Holding(part, table.rule, groups, layers)
             except MemoryError:
                 raise JoinError(
                     f"the model does not fit into the memory of shard {self.index}",
@@ -367,14 +373,31 @@ class Shard:
             message: Message
             if reply.is_full:
                 slot = reply.slot if member.shares else -1
-                message = say.Full(index, reply.version, seq, reply.plan, reply.squares, slot)
+                message = say.Full(
+                    index,
+                    reply.version,
+                    seq,
+                    reply.plan,
+                    reply.squares,
+                    slot,
+                    reply.statistics,
+                    list(reply.paces),
+                )
                 if slot >= 0:
                     self._send(member.identity, message)
                     continue
             else:
                 is_last = place == len(replies)
                 message = say.Delta(
-                    index, reply.version, seq, reply.codec, is_last, reply.plan, reply.squares
+                    index,
+                    reply.version,
+                    seq,
+                    reply.codec,
+                    is_last,
+                    reply.plan,
+                    reply.squares,
+                    reply.statistics,
+                    list(reply.paces),
                 )
             self._send(member.identity, message, reply.payload.data)
 
@@ -392,7 +415,8 @@ class Shard:
             full = desk.full() if is_ready else None
             if full is not None and member is not None:
                 del self._pulls[index, worker]
-                self._send(member.identity, say.Full(index, full.version, 0), full.payload.data)
+                message = say.Full(index, full.version, 0, statistics=full.statistics)
+                self._send(member.identity, message, full.payload.data)
 
     def _scale(self, scale: say.Scale) -> None:
         if not 0.0 <= scale.scale <= 1.0:

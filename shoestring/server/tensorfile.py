@@ -177,6 +177,11 @@ class TensorFileWriter:
             at += chunk.nbytes
         self._digests[name] = digest.hexdigest()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every tensor that was announced is written."""
+        return len(self._digests) == len(self._order)
+
     def finish(self, facts: dict[str, Any] | None = None) -> FileRecord:
         """Give the file its name and say what is in it."""
         missing = [name for name in self._order if name not in self._digests]

@@ -16,7 +16,7 @@ message runs nothing.
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 WHOLE_ROUND = -1  # `Push.bound` of a push that is summed with those of all workers
 
@@ -93,6 +93,8 @@ class Push(Message, tag=7):
     save: bool = False  # snapshot the part after this round
     plan: str = ""  # what all workers will do from some later round on, as decided by the first
     slot: int = -1  # of the worker's shared memory, where the values are there and not in the payload
+    statistics: bytes = b""  # what this worker's layers of the part have seen since its last push
+    pace: float = 0.0  # seconds that the worker's own work took it of late; 0: not said
 
 
 class Full(Message, tag=8):
@@ -104,6 +106,8 @@ class Full(Message, tag=8):
     plan: str = ""
     squares: float = 0.0  # as in `Norm`, for a worker that it did not reach
     slot: int = -1  # of the shard's shared memory
+    statistics: bytes = b""  # what all workers' layers of the part have seen
+    paces: list[float] = []  # of all who took part, in their order
 
 
 class Delta(Message, tag=9):
@@ -116,6 +120,8 @@ class Delta(Message, tag=9):
     last: bool  # the worker is up to date after it
     plan: str = ""
     squares: float = 0.0
+    statistics: bytes = b""
+    paces: list[float] = []
 
 
 class Norm(Message, tag=10):

@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from shoestring.server.partition import Part
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND
 from shoestring.worker.exchange import Answer, Exchange
+from shoestring.worker.statistics import SharedStatistics
 
 # Reads into the memory given, if any, and adds what was kept, if any; says which pieces are used.
 Read = Callable[[Vector | None, Vector | None], tuple[Vector, NDArray[np.bool_]]]
@@ -50,16 +52,29 @@ class Terms:
     bound: int = WHOLE_ROUND
     save: bool = False
     plan: str = ""
+    pace: float = 0.0
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What the answers to a round say besides parameters."""
+
+    plan: str = ""  # of the first worker
+    paces: tuple[float, ...] = ()  # of all workers
 
 
 class Courier:
     """Encodes, sends, receives and decodes the parts of one replica."""
 
-    def __init__(self, exchange: Exchange, parts: Sequence[Part], incarnation: int) -> None:
+    def __init__(
+        self, exchange: Exchange, parts: Sequence[Part], incarnation: int, statistics: SharedStatistics
+    ) -> None:
         self.exchange = exchange
         self.parts = tuple(parts)
+        self.statistics = statistics
         self._incarnation = incarnation
         self._feedback: list[Feedback | None] = [None] * len(parts)
+        self._weights = [1.0] * len(parts)  # of the last push of each
         self._skipped: deque[tuple[int, str]] = deque()
 
     def take_skipped(self) -> list[tuple[int, str]]:
@@ -68,25 +83,29 @@ class Courier:
 
     def push(self, part: Part, terms: Terms, read: Read) -> None:
         """Send one part; `read` gives its values and is called soon, in another thread."""
-        self.exchange.submit(part.index, terms.seq, lambda: self._encode(part, terms, read))
+        statistics = self.statistics.take(part.index, terms.seq, terms.weight)
+        self.exchange.submit(part.index, terms.seq, lambda: self._encode(part, terms, read, statistics))
 
     def collect(
         self,
         seq: int,
         apply: Callable[[Part, Vector, bool], None],
         home: Callable[[Part], Vector | None],
-    ) -> str:
+        *,
+        is_whole: bool = True,
+    ) -> Heard:
         """Wait for a round; call `apply(part, values, is_full)` for each change of it.
 
         Where `home` gives the memory of a part, changes are added to it without `apply`.
-        Returns the plan of the first worker.
         """
         plan = ""
+        paces: tuple[float, ...] = ()
 
         def take(answer: Answer) -> None:
-            nonlocal plan
+            nonlocal plan, paces
             part, message = self.parts[answer.part], answer.message
-            plan = message.plan or plan
+            plan, paces = message.plan or plan, tuple(message.paces) or paces
+            self.statistics.hear(part.index, message.version, seq, message.statistics, is_whole=is_whole)
             if isinstance(message, say.Full):
                 apply(part, np.frombuffer(answer.payload, np.float32), True)
             elif message.codec and (own := home(part)) is not None:
@@ -97,17 +116,22 @@ class Courier:
                 apply(part, values, False)
 
         self.exchange.collect(seq, take)
-        return plan
+        return Heard(plan, paces)
 
-    def kept(self) -> dict[str, Vector]:
-        """What has not been sent yet, for a checkpoint."""
-        return {
+    def kept(self) -> dict[str, NDArray[Any]]:
+        """What has not been sent yet, and this worker's share of statistics, for a checkpoint."""
+        kept = {
             f"kept.{index:05d}": np.array(feedback.kept)
             for index, feedback in enumerate(self._feedback)
             if feedback is not None
         }
+        return kept | {"weights": np.array(self._weights)} | self.statistics.state()
 
-    def load_kept(self, state: dict[str, Vector]) -> None:
+    def load_kept(self, state: dict[str, NDArray[Any]]) -> None:
+        self.statistics.load(state)
+        weights = state.get("weights")
+        if weights is not None and weights.shape == (len(self.parts),):
+            self._weights = weights.tolist()
         for part in self.parts:
             vector = state.get(f"kept.{part.index:05d}")
             if vector is not None:
@@ -115,7 +139,9 @@ class Courier:
                 feedback.load({"kept": vector})
                 self._feedback[part.index] = feedback
 
-    def _encode(self, part: Part, terms: Terms, read: Read) -> tuple[say.Push, bytes | memoryview]:
+    def _encode(
+        self, part: Part, terms: Terms, read: Read, statistics: bytes
+    ) -> tuple[say.Push, bytes | memoryview]:
         codec = codec_of(terms.setting.push)
         slot, memory = -1, None
         if codec.name != LOSSLESS:
@@ -123,6 +149,10 @@ class Courier:
         elif (shared := self.exchange.room(part.index)) is not None:
             slot, memory = shared
         feedback = self._feedback[part.index]
+        if feedback is not None and terms.weight != self._weights[part.index]:
+            # What was kept is to count as it would have counted then.
+            feedback.scale(self._weights[part.index] / terms.weight)
+        self._weights[part.index] = terms.weight
         with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what becomes of it
             values, used = read(memory, None if feedback is None else feedback.waiting)
         is_finite = True
@@ -148,6 +178,8 @@ class Courier:
             terms.save,
             terms.plan,
             slot if is_finite else -1,
+            statistics,
+            terms.pace if part.index == 0 else 0.0,
         )
         return push, b"" if push.slot >= 0 else payload.data
 

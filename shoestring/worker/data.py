@@ -9,7 +9,7 @@ A run that is resumed goes on behind the last batch it trained on. Use `epochs(n
 outer loop: it starts at the epoch that was not finished.
 """
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 
 import torch
@@ -31,36 +31,48 @@ class Batches(torch.utils.data.Sampler[list[int]]):
     """This worker's batches of indices, epoch by epoch. Make one with `batches`."""
 
     def __init__(
-        self, here: session.Session, samples: int, batch_size: int, *, shuffle: bool, seed: int
+        self,
+        here: session.Session,
+        samples: int,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        global_batch: int | None = None,
+        shares: Sequence[float] | None = None,
     ) -> None:
         self._here = here
         self._samples = samples
-        self._batch_size = batch_size
+        self._global_batch = batch_size * here.run.workers if global_batch is None else global_batch
+        self._is_shared = global_batch is not None
         self._shuffle = shuffle
         self._seed = seed
-        if batch_size < 1 or len(self) == 0:
+        if self._global_batch < 1 or len(self) == 0:
             raise UsageError(
-                f"{samples} samples make no batch of {batch_size} for each of {here.run.workers} workers",
+                f"{samples} samples make no batch of {self._global_batch} for {here.run.workers} workers",
                 hint="give a smaller batch size or fewer workers",
             )
+        if self._is_shared:
+            here.sharing.begin(self._global_batch, shares)
         here.position_source = self
         self.position = Position(*here.resumed_position)
         self._skip = self.position.batch
         self._forwards = here.forwards
 
     def __len__(self) -> int:
-        return self._samples // (self._batch_size * self._here.run.workers)
+        return self._samples // self._global_batch
 
     def __iter__(self) -> Iterator[list[int]]:
-        run, size = self._here.run, self._batch_size
+        run, size = self._here.run, self._global_batch // self._here.run.workers
         order = self._order(self.position.epoch)
         first, self._skip = self._skip, 0
         if first:
             restore_random(self._here)
         self._forwards = self._here.forwards - first
         for number in range(first, len(self)):
-            start = (number * run.workers + run.worker) * size
-            yield order[start : start + size]
+            shares = self._here.sharing.fetch() if self._is_shared else (size,) * run.workers
+            start = number * self._global_batch + sum(shares[: run.worker])
+            yield order[start : start + shares[run.worker]]
         self._forwards = self._here.forwards
         self.position = Position(self.position.epoch + 1)
 
@@ -79,9 +91,35 @@ class Batches(torch.utils.data.Sampler[list[int]]):
         return order
 
 
-def batches(dataset: Sized, batch_size: int, *, shuffle: bool = True, seed: int = 0) -> Batches:
-    """Return this worker's batch sampler: `DataLoader(data, batch_sampler=shoestring.batches(data, 64))`."""
-    return Batches(session.current(), len(dataset), batch_size, shuffle=shuffle, seed=seed)
+def batches(
+    dataset: Sized,
+    batch_size: int | None = None,
+    *,
+    global_batch: int | None = None,
+    shares: Sequence[float] | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+) -> Batches:
+    """Return this worker's batch sampler: `DataLoader(data, batch_sampler=shoestring.batches(data, 64))`.
+
+    Give the samples a worker takes in a step (`batch_size`), or those of all workers together
+    (`global_batch`). The latter are shared out evenly, in proportion to `shares` (one number a
+    worker), or by speed with `wrap(batch="auto")`; gradients count by their samples.
+    """
+    if (batch_size is None) == (global_batch is None) or (shares is not None and global_batch is None):
+        raise UsageError(
+            "`batches` takes a batch size or a global batch, and shares of a global batch",
+            hint="`batches(data, 64)`, or `batches(data, global_batch=512)`",
+        )
+    return Batches(
+        session.current(),
+        len(dataset),
+        batch_size or 0,
+        shuffle=shuffle,
+        seed=seed,
+        global_batch=global_batch,
+        shares=shares,
+    )
 
 
 def epochs(count: int) -> Iterator[int]:

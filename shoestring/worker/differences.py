@@ -20,6 +20,7 @@ from shoestring.worker.courier import Courier
 from shoestring.worker.pilot import Pilot
 from shoestring.worker.policy import LocalSteps
 from shoestring.worker.replica import Replica
+from shoestring.worker.sharing import Sharing
 
 
 class DifferenceRounds:
@@ -34,15 +35,16 @@ class DifferenceRounds:
         *,
         inner: torch.optim.Optimizer,
         first_round: int,
+        sharing: Sharing,
     ) -> None:
         self.replica = replica
         self.courier = courier
         self.policy = policy
         self.pilot = pilot
         self.inner = inner
-        self.weight = 1.0
+        self._sharing = sharing
         self.rounds = first_round - 1
-        self.steps = self._first_step(first_round)
+        self.steps = sharing.step = self._first_step(first_round)
         self.anchors = [replica.read(part) for part in replica.parts]
 
     @contextlib.contextmanager
@@ -54,19 +56,21 @@ class DifferenceRounds:
         """Take a local step; after every `h` of them, a round. Says whether there was one."""
         self.inner.step()
         self.steps += 1
+        self._sharing.step = self.steps
         if self.steps <= self.policy.warmup or (self.steps - self.policy.warmup) % self.policy.h == 0:
             self.pilot.backward_done()
             self._exchange()
             return True
+        self.courier.statistics.next_step()
         return False
 
     def _exchange(self) -> None:
         hyper = [[self.policy.lr, self.policy.momentum]] if self.policy.outer == "nesterov" else [[]]
-        terms = self.pilot.terms(self.rounds + 1, hyper, self.weight, WHOLE_ROUND)
+        terms = self.pilot.terms(self.rounds + 1, hyper, self._sharing.weigh(), WHOLE_ROUND)
         for part in self.replica.parts:
             self.courier.push(part, terms, partial(self._difference, part))
         self.courier.exchange.wait_sent()
-        self.courier.collect(terms.seq, self._apply, lambda part: self.anchors[part.index])
+        self.pilot.hear(self.courier.collect(terms.seq, self._apply, lambda part: self.anchors[part.index]))
         self.rounds = terms.seq
         for part, anchor in zip(self.replica.parts, self.anchors, strict=True):
             self.replica.write(part, anchor)

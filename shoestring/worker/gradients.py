@@ -21,6 +21,7 @@ from shoestring.worker.courier import Courier, Terms
 from shoestring.worker.pilot import Pilot
 from shoestring.worker.policy import Async, Bounded, EveryStep
 from shoestring.worker.replica import Replica
+from shoestring.worker.sharing import Sharing
 
 NO_BOUND = 1 << 30
 
@@ -38,13 +39,14 @@ class GradientRounds:
         hyper: Callable[[], list[list[float]]],
         first_round: int,
         overlap: bool,
+        sharing: Sharing,
     ) -> None:
         self.replica = replica
         self.courier = courier
         self.policy = policy
         self.pilot = pilot
-        self.weight = 1.0
-        self.steps = first_round - 1
+        self.steps = sharing.step = first_round - 1
+        self._sharing = sharing
         self._hyper = hyper
         self._overlap = overlap
         self._is_synced = True
@@ -85,10 +87,12 @@ class GradientRounds:
                 self._push(part, terms)
         self.courier.exchange.wait_sent()
         self._close()
-        self.steps = terms.seq
+        self.steps = self._sharing.step = terms.seq
         delay = 0 if terms.save else self._delay(terms.seq)
         for seq in range(self._answered + 1, terms.seq - delay + 1):
-            self.pilot.hear(self.courier.collect(seq, self._apply, self.replica.home))
+            is_whole = self._bound(seq) == WHOLE_ROUND
+            heard = self.courier.collect(seq, self._apply, self.replica.home, is_whole=is_whole)
+            self.pilot.hear(heard)
             self._answered = seq
         self.pilot.round_done(terms.seq)
         return True
@@ -117,7 +121,7 @@ class GradientRounds:
         """The terms of the round that is being pushed."""
         if self._terms is None:
             self._terms = self.pilot.terms(
-                self.steps + 1, self._hyper(), self.weight, self._bound(self.steps + 1)
+                self.steps + 1, self._hyper(), self._sharing.weigh(), self._bound(self.steps + 1)
             )
         return self._terms
 

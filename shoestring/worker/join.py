@@ -32,6 +32,7 @@ class Entry:
     first_round: int
     versions: list[int]
     shared: list["SharedPair | None"]  # with each shard
+    statistics: list[bytes]  # of the layers that go with each part
 
 
 @dataclass
@@ -79,6 +80,7 @@ class Door:
                 break
             first = max(answer.round for answer, _ in answers)
         versions = [0] * len(replica.parts)
+        statistics = [b""] * len(replica.parts)
         pulled: list[list[Part]] = [[] for _ in self._sockets]
         for part in replica.parts:
             shard = homes[part.index]
@@ -92,7 +94,8 @@ class Door:
                 full, payload = self._expect(shard, say.Full)
                 replica.write(replica.parts[full.part], np.frombuffer(payload, np.float32).copy())
                 versions[full.part] = full.version
-        return Entry(first, versions, shared)
+                statistics[full.part] = full.statistics
+        return Entry(first, versions, shared, statistics)
 
     def _offer(self, address: str, shard: int, replica: Replica, homes: tuple[int, ...]) -> Segment | None:
         """Make memory to share with a shard that is reached without a network."""

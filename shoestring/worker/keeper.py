@@ -75,6 +75,7 @@ class Keeper:
         self._records: dict[int, list[FileRecord]] = {}
         self._reports: dict[int, int] = {}
         self._steps: dict[int, int] = {}
+        self._settled = 0  # the last checkpoint that was completed or given up
 
     def round_ended(self, seq: int, steps: int) -> None:
         """Take the values of a round that is to be saved."""
@@ -90,6 +91,7 @@ class Keeper:
             tensors |= _optimizer_tensors(self._optimizer)
         position = self._here.position()
         facts["position"] = [position[0], position[1]]
+        facts["shares"] = self._here.sharing.state()
         self._steps[seq] = steps
         self._taken = (seq, steps, tensors, facts)
 
@@ -134,7 +136,7 @@ class Keeper:
                             hint="resume with the model the checkpoint was made with",
                         )
                     buffer.copy_(torch.from_numpy(values))
-        self._courier.load_kept({name: v for name, v in tensors.items() if name.startswith("kept.")})
+        self._courier.load_kept(tensors)
         for group, saved in zip(self._optimizer.param_groups, facts["groups"], strict=True):
             group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
         if self._is_local:
@@ -143,6 +145,7 @@ class Keeper:
         self._here.resumed_random = (randoms, facts["random"])
         self._here.resumed_position = (int(facts["position"][0]), int(facts["position"][1]))
         self._here.resumed_kept = list(facts["kept"])
+        self._here.sharing.load(facts.get("shares", []))
         restore_random(self._here)
 
     def _refuse_other_model(self, snapshot: Snapshot) -> None:
@@ -199,13 +202,14 @@ class Keeper:
             if message.error:
                 self._give_up(seq, message.error)
                 continue
-            if seq not in self._steps:
+            if seq <= self._settled:
                 continue
+            # A shard may be done before this worker has ended the round.
             records = self._records.setdefault(seq, [])
             records += msgspec.json.decode(payload, type=list[FileRecord])
             self._reports[seq] = self._reports.get(seq, 0) + 1
-            if self._reports[seq] == self._shards:
-                self._commit(seq)
+        for seq in [seq for seq in self._steps if self._reports.get(seq) == self._shards]:
+            self._commit(seq)
         return came
 
     def _commit(self, seq: int) -> None:
@@ -219,6 +223,7 @@ class Keeper:
             files=sorted(self._records.pop(seq), key=lambda record: record.name),
         )
         del self._reports[seq]
+        self._settled = max(self._settled, seq)
         folder = step_folder(self._root, seq)
         try:
             commit(folder, manifest)
@@ -229,6 +234,7 @@ class Keeper:
         self._here.log.write("checkpoint", step=seq, folder=str(folder))
 
     def _give_up(self, seq: int, why: str) -> None:
+        self._settled = max(self._settled, seq)
         self._steps.pop(seq, None)
         self._records.pop(seq, None)
         self._reports.pop(seq, None)

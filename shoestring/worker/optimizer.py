@@ -15,6 +15,7 @@ from shoestring.worker.differences import DifferenceRounds
 from shoestring.worker.exchange import Traffic
 from shoestring.worker.gradients import GradientRounds
 from shoestring.worker.keeper import Keeper
+from shoestring.worker.probe import Probe
 from shoestring.worker.reporter import Reporter
 
 
@@ -34,6 +35,7 @@ class SharedOptimizer(torch.optim.Optimizer):
         self.driver = driver
         self._keeper = keeper
         self._reporter = reporter
+        self._probe = Probe()
         self._samples = 0
         self._is_made = True
 
@@ -45,6 +47,7 @@ class SharedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchange, and bring the parameters up to date, as the sync policy says."""
         self._keeper.step_begins()
+        self._probe.step_begins(self.driver.rounds)
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -11,7 +11,8 @@ import time
 from shoestring.codec.registry import make
 from shoestring.server.holding import LOSSLESS
 from shoestring.worker.auto import Auto
-from shoestring.worker.courier import Setting, Terms
+from shoestring.worker.courier import Heard, Setting, Terms
+from shoestring.worker.sharing import Sharing
 
 _NOTICE = 3  # rounds between a plan and its effect: with a delay of 1 the others hear of it two later
 
@@ -27,6 +28,7 @@ class Pilot:
         warmup: int,
         delay: int,
         save_every: int = 0,
+        sharing: Sharing | None = None,
     ) -> None:
         self.codec = LOSSLESS  # of the last round
         self._auto = codec if isinstance(codec, Auto) else None
@@ -35,7 +37,9 @@ class Pilot:
         self._warmup = warmup
         self._save_every = save_every
         self._delays = {0: delay}  # from a round on
-        self._plan = ""
+        self._sharing = sharing
+        self._plan = self._shares = ""
+        self._pace = 0.0
         self._began_at = self._exposed_from = time.monotonic()
 
     def terms(self, seq: int, hyper: list[list[float]], weight: float, bound: int) -> Terms:
@@ -45,7 +49,8 @@ class Pilot:
             setting = self._auto.setting() if self._auto is not None else self._fixed
         self.codec = setting.push
         save = self._save_every > 0 and seq % self._save_every == 0
-        return Terms(seq, setting, hyper, weight, bound, save, self._plan)
+        plan = f"{self._plan};{self._shares}" if self._plan or self._shares else ""
+        return Terms(seq, setting, hyper, weight, bound, save, plan, self._pace)
 
     def delay(self, seq: int) -> int:
         """How many rounds later the answers to round `seq` are applied."""
@@ -54,11 +59,15 @@ class Pilot:
             del self._delays[start]
         return self._delays[latest]
 
-    def hear(self, plan: str) -> None:
-        """Take in the first worker's plan."""
-        if plan:
-            seq, delay = plan.split()
+    def hear(self, heard: Heard) -> None:
+        """Take in the first worker's plan, and how long workers take."""
+        delays, _, shares = heard.plan.partition(";")
+        if delays:
+            seq, delay = delays.split()
             self._delays[int(seq)] = int(delay)
+        if self._sharing is not None:
+            self._sharing.obey(shares)
+            self._sharing.hear(heard.paces)
 
     def backward_done(self) -> None:
         """From now on the worker waits for the exchange."""
@@ -69,6 +78,11 @@ class Pilot:
         now = time.monotonic()
         compute_s, exposed_s = self._exposed_from - self._began_at, now - self._exposed_from
         self._began_at = now
+        if self._sharing is not None and self._sharing.is_auto:
+            self._pace = compute_s
+            if self._is_first and (decision := self._sharing.decide()):
+                self._shares = decision
+                self._sharing.obey(decision)
         if self._auto is not None and seq > self._warmup:
             self._auto.measure(compute_s=compute_s, exposed_s=exposed_s, seq=seq, now=now)
             if self._is_first:

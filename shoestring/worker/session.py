@@ -26,6 +26,7 @@ from shoestring.server.snapshot import Snapshot
 from shoestring.wire import frames
 from shoestring.wire.keys import keys_from_folder
 from shoestring.wire.link import connect
+from shoestring.worker.sharing import Sharing
 
 Sockets = list[tuple[str, "zmq.Socket[bytes]"]]
 
@@ -50,6 +51,9 @@ class Session:
     resumed_position: tuple[int, int] = (0, 0)
     resumed_random: tuple[dict[str, NDArray[Any]], dict[str, Any]] | None = None
     resumed_kept: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sharing = Sharing(self.run.worker, self.run.workers, lambda: self.forwards)
 
     def position(self) -> tuple[int, int]:
         """The epoch and the batch in it that training has come to."""

@@ -1,7 +1,7 @@
 """`wrap`: join the run with a model and its optimizer."""
 
 import time
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
@@ -12,8 +12,10 @@ from shoestring.errors import UsageError
 from shoestring.server.partition import Table, assign
 from shoestring.server.rules import Rule
 from shoestring.server.snapshot import Snapshot
+from shoestring.server.statistics import Layer
 from shoestring.worker import session
 from shoestring.worker.auto import AUTO, Auto
+from shoestring.worker.batchnorm import SharedBatchNorm, shared_layers
 from shoestring.worker.courier import Courier
 from shoestring.worker.differences import DifferenceRounds
 from shoestring.worker.exchange import Exchange
@@ -23,10 +25,11 @@ from shoestring.worker.keeper import Keeper
 from shoestring.worker.optimizer import SharedOptimizer
 from shoestring.worker.optimizers import hyper_of, rule_of
 from shoestring.worker.pilot import Pilot
-from shoestring.worker.policy import EveryStep, LocalSteps, Policy, make_policy
+from shoestring.worker.policy import Async, Bounded, EveryStep, LocalSteps, Policy, make_policy
 from shoestring.worker.replica import Replica
 from shoestring.worker.reporter import Reporter
 from shoestring.worker.session import Session
+from shoestring.worker.statistics import SharedStatistics
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -39,6 +42,7 @@ def wrap(
     policy: str | Policy | None = None,
     clip_norm: float = 0.0,
     overlap: bool = True,
+    batch: Literal["even", "auto"] = "even",
 ) -> tuple[Model, SharedOptimizer]:
     """Train this model together with the other workers of the run.
 
@@ -47,7 +51,8 @@ def wrap(
     worker's parameters. `codec` and `policy` take the place of the run's settings.
     `clip_norm` clips the mean gradient by its norm over all parameters. `overlap=False`
     sends gradients at `step()` instead of during backward, for code that changes them
-    in between.
+    in between. `batch="auto"` moves samples from slow workers to fast ones, where batches come
+    from `shoestring.batches(data, global_batch=...)`.
     """
     return join(
         session.current(),
@@ -57,6 +62,7 @@ def wrap(
         policy=policy,
         clip_norm=clip_norm,
         overlap=overlap,
+        batch=batch,
     )
 
 
@@ -69,13 +75,17 @@ def join(
     policy: str | Policy | None,
     clip_norm: float = 0.0,
     overlap: bool = True,
+    batch: str = "even",
 ) -> tuple[Model, SharedOptimizer]:
     """Do what `wrap` says, for a session that is given."""
     policy = make_policy(policy or here.run.policy or EveryStep(delay=None))
     codec = codec or here.run.codec or AUTO
-    _check(optimizer, codec, policy, clip_norm)
+    _check(optimizer, codec, policy, clip_norm, batch)
+    here.sharing.is_auto = batch == "auto"
     replica = Replica(model, optimizer)
-    table = Table(replica.tensors, _rule(optimizer, policy), len(optimizer.param_groups), clip_norm)
+    named_layers = list(shared_layers(model))
+    layers = _layers(named_layers, model, replica)
+    table = Table(replica.tensors, _rule(optimizer, policy), len(optimizer.param_groups), clip_norm, layers)
     if codec.startswith("dct") or (codec == AUTO and not here.run.is_alone):
         warm_up_codec("dct")  # before the exchange's thread must answer in time
     sockets = here.connect()
@@ -86,7 +96,14 @@ def join(
         sockets, homes, sizes, shared=entry.shared, clip_norm=clip_norm, timeout_s=here.run.timeout_s
     )
     here.closers.append(exchange.close)
-    courier = Courier(exchange, replica.parts, here.incarnation)
+    statistics = SharedStatistics(
+        layers,
+        [module for _, module in named_layers],
+        replica.parts,
+        workers=here.run.workers,
+        is_local=isinstance(policy, LocalSteps),
+    )
+    courier = Courier(exchange, replica.parts, here.incarnation, statistics)
     keeper = Keeper(
         here,
         model,
@@ -98,6 +115,8 @@ def join(
     )
     if here.run.resume is not None:
         keeper.load(Snapshot(here.run.resume))
+    for part, data in enumerate(entry.statistics):
+        statistics.hear(part, entry.versions[part], 0, data, is_whole=not isinstance(policy, Bounded | Async))
     delay = policy.delay if isinstance(policy, EveryStep) else 0
     auto = Auto(
         exchange,
@@ -112,11 +131,18 @@ def join(
         warmup=policy.warmup,
         delay=delay or 0,
         save_every=here.run.every if here.run.checkpoint is not None else 0,
+        sharing=here.sharing,
     )
     driver: GradientRounds | DifferenceRounds
     if isinstance(policy, LocalSteps):
         driver = DifferenceRounds(
-            replica, courier, policy, pilot, inner=optimizer, first_round=entry.first_round
+            replica,
+            courier,
+            policy,
+            pilot,
+            inner=optimizer,
+            first_round=entry.first_round,
+            sharing=here.sharing,
         )
     else:
         driver = GradientRounds(
@@ -127,6 +153,7 @@ def join(
             hyper=lambda: hyper_of(table.rule, optimizer.param_groups),
             first_round=entry.first_round,
             overlap=overlap,
+            sharing=here.sharing,
         )
     exchange.start(entry.versions)
     here.closers.append(keeper.close)
@@ -140,7 +167,11 @@ def join(
     return model, SharedOptimizer(optimizer, driver, keeper, reporter)
 
 
-def _check(optimizer: torch.optim.Optimizer, codec: str, policy: Policy, clip_norm: float) -> None:
+def _check(
+    optimizer: torch.optim.Optimizer, codec: str, policy: Policy, clip_norm: float, batch: str
+) -> None:
+    if batch not in ("even", "auto"):
+        raise UsageError(f'batch="{batch}"', hint='give "auto", or "even" for what the sampler says')
     if isinstance(optimizer, SharedOptimizer):
         raise UsageError("this optimizer is wrapped already", hint="call `wrap` once for each model")
     if clip_norm < 0 or (clip_norm and not isinstance(policy, EveryStep)):
@@ -156,6 +187,26 @@ def _rule(optimizer: torch.optim.Optimizer, policy: Policy) -> Rule:
     if not isinstance(policy, LocalSteps):
         return rule_of(optimizer)
     return Rule("outer_nesterov") if policy.outer == "nesterov" else Rule("average")
+
+
+def _layers(
+    named: list[tuple[str, SharedBatchNorm]], model: nn.Module, replica: Replica
+) -> tuple[Layer, ...]:
+    """The shared layers as the shards know them.
+
+    A layer's statistics go with its weight: when that has its gradient, the layer's backward is
+    over. Where the weight is not trained, with the parameter before it, whose gradient comes later.
+    """
+    places = {parameter: index for index, parameter in enumerate(replica.parameters)}
+    layers, last = [], 0
+    modules = {module: name for name, module in named}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            last = places.get(parameter, last)
+        if isinstance(module, SharedBatchNorm):
+            place = places.get(module.weight, last) if module.affine else last
+            layers.append(Layer(modules[module], module.num_features, place, 1 - 1 / module.horizon))
+    return tuple(layers)
 
 
 def _loads(homes: tuple[int, ...], sizes: tuple[int, ...], shards: int) -> list[int]:

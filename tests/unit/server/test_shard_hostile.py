@@ -80,6 +80,7 @@ FIELDS = {
     str: texts,
     bool: st.booleans(),
     bytes: st.binary(max_size=3),
+    list[float]: st.lists(reals, max_size=3),
     list[list[float]]: hypers,
 }
 

@@ -1,0 +1,1 @@
+"""Several jobs on unequal devices: what fits where, what goes where, and why."""

@@ -1,0 +1,266 @@
+"""What a worker's BatchNorm layers have seen, on its way to the shards and back.
+
+`take` hands out, part by part, what a push carries; `hear` takes what an answer brought.
+The shards' history holds this worker's own batches too. What others have seen is the
+history less the worker's own share of it, which is followed here in the same way as the
+shards follow the whole.
+
+Evaluation uses the history of all: an answer sets the running statistics of its layers,
+so that they are the same on every worker that has heard the same answers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoestring.errors import SnapshotError
+from shoestring.server.partition import Part, layers_of
+from shoestring.server.statistics import Doubles, History, Layer, Statistics, pack, spread, unpack
+from shoestring.worker.batchnorm import SharedBatchNorm
+from shoestring.worker.normalise import Others, Seen, plain
+
+# The history counts as this many steps of the other workers at most. Measured: more steadies
+# the statistics at small batches and keeps a worker's own classes out of them; docs/batchnorm.md.
+REACH = 2.0
+_LEAST = 1e-3  # of a layer's values: less cannot be told from rounding
+
+
+class LayerRecord:
+    """One layer's view: what it has seen since the last push, and what others saw before."""
+
+    def __init__(self, keep: float) -> None:
+        self.keep = keep
+        self.others: Others | None = None
+        self.like: Any = np.empty(0, np.float32)  # where `others` should lie
+        self._weight = 0.0  # of the steps before the present one
+        self._count = 0.0
+        self._sums: Tensor | Doubles | None = None
+
+    def note(self, seen: Seen) -> None:
+        """Count one pass of a batch, after its backward."""
+        rows = _squared(seen) * seen.count
+        self._sums = rows if self._sums is None else self._sums + rows
+        self._count += seen.count
+        self.like = seen.mean
+
+    def next_step(self) -> None:
+        """Make room for another local step before the next push: what was seen fades a little."""
+        self._weight = self._weight * self.keep + 1
+        self._count *= self.keep
+        if self._sums is not None:
+            self._sums = self._sums * self.keep
+
+    def take(self) -> tuple[float, float, Doubles | None]:
+        """Return the weight, the count and the sums [4, C] since the last call."""
+        sums = self._sums.cpu().numpy() if isinstance(self._sums, Tensor) else self._sums
+        taken = (self._weight * self.keep + 1, self._count, sums)
+        self._weight, self._count, self._sums = 0.0, 0.0, None
+        return taken
+
+
+def _squared(seen: Seen) -> Any:
+    """Mean, mean square and slopes, [4, C] in float64, where they lie."""
+    mean, variance, shift, scale = map(plain, (seen.mean, seen.variance, seen.shift, seen.scale))
+    if isinstance(mean, Tensor):
+        wide = mean.double()
+        return torch.stack([wide, variance.double() + wide * wide, shift.double(), scale.double()])
+    rows = np.stack([mean, variance, shift, scale], dtype=np.float64)
+    rows[1] += rows[0] * rows[0]
+    return rows
+
+
+@dataclass
+class _PartRecord:
+    """The layers whose statistics travel with one part."""
+
+    layers: tuple[Layer, ...]
+    modules: list[SharedBatchNorm]
+    records: list[LayerRecord]
+    own: History
+    version: int = 0
+    sent: dict[int, Statistics] = field(default_factory=dict)  # by round, until it is answered
+
+    def __post_init__(self) -> None:
+        self.places = _places(self.layers)
+
+    def fade(self, pushes: int, share: float) -> None:
+        """Let pushes of others go by, each of which stands for a share of a step."""
+        forgets = np.array([1 - layer.keep for layer in self.layers])
+        self.own.fade((1 - (1 - forgets * share) ** max(pushes, 0)) / forgets)
+
+
+class SharedStatistics:
+    """All shared layers of a replica. Used by the training thread alone."""
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        modules: Sequence[SharedBatchNorm],
+        parts: Sequence[Part],
+        *,
+        workers: int,
+        is_local: bool = False,
+        warmup: int = 100,
+    ) -> None:
+        self._weight = 1.0  # how much this worker's gradient counts
+        self._workers = workers
+        self._is_local = is_local
+        self._warmup = warmup
+        named = dict(zip(layers, modules, strict=True))
+        self._parts: dict[int, _PartRecord] = {}
+        for part in parts if workers > 1 else ():  # alone, the layers are plain BatchNorm
+            own = layers_of(part, layers)
+            if own:
+                records = [LayerRecord(layer.keep) for layer in own]
+                self._parts[part.index] = _PartRecord(
+                    own, [named[layer] for layer in own], records, History(own)
+                )
+        for module in modules:
+            module.record = None
+        for here in self._parts.values():
+            for module, record in zip(here.modules, here.records, strict=True):
+                module.record = record
+
+    def next_step(self) -> None:
+        """Say that another local step follows before the next push."""
+        for part in self._parts.values():
+            for record in part.records:
+                record.next_step()
+
+    def take(self, part: int, seq: int, weight: float) -> bytes:
+        """What the push of a part carries in round `seq`; empty where no layer goes with it.
+
+        The worker's gradient counts by `weight`, and so do its slopes.
+        """
+        here = self._parts.get(part)
+        if here is None:
+            return b""
+        self._weight = weight
+        statistics = _gather([record.take() for record in here.records], here.layers, weight)
+        data = pack(statistics, here.layers)
+        here.sent[seq] = unpack(data, here.layers)
+        return data
+
+    def hear(self, part: int, version: int, seq: int, data: bytes, *, is_whole: bool = True) -> None:
+        """Take what the answer to round `seq` says of all workers' layers; `seq` 0: to a pull."""
+        here = self._parts.get(part)
+        if here is None or not data:
+            return
+        every = unpack(data, here.layers)
+        passed, here.version = version - here.version, version
+        # An answer may stand for earlier ones, too, which then bring nothing themselves.
+        answered = [here.sent.pop(key) for key in sorted(here.sent) if key <= seq]
+        if is_whole:
+            here.own.take(answered, 1.0)
+        elif seq:
+            # Every push of anyone is a share of a step; this worker's own come last, as far as it knows.
+            here.fade(passed - len(answered), 1 / self._workers)
+            for own in answered:
+                here.own.take([own], 1 / self._workers)
+        self._set_running(here, every)
+        self._set_others(here, every, version if is_whole else version / self._workers)
+
+    def state(self) -> dict[str, Doubles]:
+        """This worker's share of the history, and its weight, for a checkpoint."""
+        state = {_name(index, here): here.own.sums.copy() for index, here in self._parts.items()}
+        return state | {"statistics.weight": np.array([self._weight])} if state else {}
+
+    def load(self, state: dict[str, Doubles]) -> None:
+        """Go on from a checkpoint; where it has other layers, their history begins anew."""
+        for index, here in self._parts.items():
+            saved = state.get(_name(index, here))
+            if saved is not None:
+                _check(_name(index, here), saved, here.own.sums.shape)
+                here.own.sums[:] = saved
+        weight = state.get("statistics.weight")
+        if weight is not None:
+            _check("statistics.weight", weight, (1,))
+            self._weight = float(weight[0])
+
+    def _set_running(self, here: _PartRecord, every: Statistics) -> None:
+        for module, (index, start, stop) in zip(here.modules, here.places, strict=True):
+            count = every.count[index]
+            if count > 0:
+                unbiased = every.variance[start:stop] * (count / max(count - 1, 1))
+                module.set_running(every.mean[start:stop], unbiased)
+
+    def _set_others(self, here: _PartRecord, every: Statistics, steps: float) -> None:
+        own = here.own.statistics()
+        trust = min(1.0, steps / self._warmup) if self._warmup else 1.0
+        count = every.count - own.count
+        is_known = count > _LEAST * every.count  # else there is nothing but rounding
+        rows = _less(every, own, np.where(is_known, own.count / np.where(is_known, count, 1), 0), here.layers)
+        rows[2:] /= self._weight
+        # Of a step, times the steps that the history counts as.
+        counts = np.where(is_known, count / np.where(is_known, every.weight, 1), 0)
+        counts *= np.minimum(every.weight, REACH) * trust
+        for record, (index, start, stop) in zip(here.records, here.places, strict=True):
+            if not is_known[index]:  # nobody else has seen this layer
+                record.others = None
+                continue
+            known: Any = rows[:, start:stop]
+            if isinstance(record.like, Tensor):
+                known = torch.from_numpy(known).to(record.like)
+            else:
+                known = known.astype(record.like.dtype)
+            mean, variance, shift, scale = known
+            record.others = Others(float(counts[index]), mean, variance, shift, scale, self._is_local)
+
+
+def _less(every: Statistics, own: Statistics, ratios: Doubles, layers: Sequence[Layer]) -> Doubles:
+    """Mean, variance and slopes, [4, C], of what is in the history and not this worker's share.
+
+    `ratios` are those of the share's count to the rest's. It is the whole, and that by which the
+    whole differs from the share: no large numbers cancel.
+    """
+    ratio = spread(ratios, layers)
+    apart = every.mean - own.mean
+    within = every.variance + ratio * (every.variance - own.variance)
+    return np.stack(
+        [
+            every.mean + ratio * apart,
+            np.maximum(within - (ratio + ratio * ratio) * apart * apart, 0),
+            every.shift + ratio * (every.shift - own.shift),
+            every.scale + ratio * (every.scale - own.scale),
+        ]
+    )
+
+
+def _name(index: int, here: _PartRecord) -> str:
+    return f"statistics.{index:05d}.{here.own.digest}"
+
+
+def _check(name: str, found: Doubles, shape: tuple[int, ...]) -> None:
+    if found.shape != shape or not np.isfinite(found).all():
+        raise SnapshotError(
+            f"`{name}` of the checkpoint has shape {found.shape}, expected {shape} and finite numbers",
+            hint="resume from another checkpoint",
+        )
+
+
+def _places(layers: Sequence[Layer]) -> list[tuple[int, int, int]]:
+    """Each layer's place, and where its channels start and stop."""
+    places, start = [], 0
+    for index, layer in enumerate(layers):
+        places.append((index, start, start + layer.channels))
+        start += layer.channels
+    return places
+
+
+def _gather(
+    taken: Sequence[tuple[float, float, Doubles | None]], layers: Sequence[Layer], weight: float
+) -> Statistics:
+    columns = []
+    weights, counts = np.zeros(len(layers)), np.zeros(len(layers))
+    for index, ((steps, count, sums), layer) in enumerate(zip(taken, layers, strict=True)):
+        # A batch with NaN or infinity in it tells nothing.
+        is_told = sums is not None and count > 0 and bool(np.isfinite(sums).all())
+        weights[index], counts[index] = steps, count if is_told else 0.0
+        columns.append(sums / count if sums is not None and is_told else np.zeros((4, layer.channels)))
+    mean, square, shift, scale = np.concatenate(columns, axis=1)
+    variance = np.maximum(square - mean * mean, 0)
+    return Statistics(weights, counts, mean, variance, weight * shift, weight * scale)
