@@ -12,7 +12,7 @@ import sysconfig
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ VARIABLE = "SHOESTRING_DATA"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 SIDE = 28
 _CLASSES = 10
+
+Part = Literal["train", "t10k"]
 
 _IDX_BYTES = 0x08  # the one element type these files have
 _MAX_BYTES = 1 << 30
@@ -38,18 +40,18 @@ class Images:
     labels: NDArray[np.uint8]  # [n]
 
 
-def load_images(folder: Path | None = None) -> Images:
-    """Load the training images: of `folder`, of $SHOESTRING_DATA, of Debian, or the digits."""
+def load_images(folder: Path | None = None, part: Part = "train") -> Images:
+    """Load images: of `folder`, of $SHOESTRING_DATA, of Debian, or the digits, which have one part."""
     named = folder or Path(os.environ[VARIABLE]) if folder or os.environ.get(VARIABLE) else None
     if named is not None:
-        return read_fashion_mnist(named)
-    return read_fashion_mnist(DEBIAN) if DEBIAN.is_dir() else load_digits()
+        return read_fashion_mnist(named, part)
+    return read_fashion_mnist(DEBIAN, part) if DEBIAN.is_dir() else load_digits()
 
 
-def read_fashion_mnist(folder: Path) -> Images:
-    """Read the training part of Fashion-MNIST, compressed or not."""
-    pixels = read_idx(_find(folder, "train-images-idx3-ubyte"))
-    labels = read_idx(_find(folder, "train-labels-idx1-ubyte"))
+def read_fashion_mnist(folder: Path, part: Part = "train") -> Images:
+    """Read a part of Fashion-MNIST, compressed or not; `t10k` is the one to test with."""
+    pixels = read_idx(_find(folder, f"{part}-images-idx3-ubyte"))
+    labels = read_idx(_find(folder, f"{part}-labels-idx1-ubyte"))
     if pixels.shape[1:] != (SIDE, SIDE) or labels.shape != pixels.shape[:1] or not labels.size:
         raise UsageError(
             f"`{folder}` has images of shape {pixels.shape} and labels of shape {labels.shape}, "

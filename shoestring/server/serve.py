@@ -126,7 +126,10 @@ class Service:
             if work is None:
                 return
             self._running += 1
-            pool.submit(self._compute, work)
+            try:
+                pool.submit(self._compute, work)
+            except RuntimeError:  # the interpreter is ending: no pool takes work any more
+                self._compute(work)
 
     def _compute(self, work: Work) -> None:
         error: ShoestringError | None = None

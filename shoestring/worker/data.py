@@ -55,9 +55,17 @@ class Batches(torch.utils.data.Sampler[list[int]]):
         if self._is_shared:
             here.sharing.begin(self._global_batch, shares)
         here.position_source = self
-        self.position = Position(*here.resumed_position)
-        self._skip = self.position.batch
+        self._position: Position | None = None  # until it is asked for: `wrap` may come after this
+        self._skip = 0
         self._forwards = here.forwards
+
+    @property
+    def position(self) -> Position:
+        """Where the next epoch begins: behind what a resumed run had trained on."""
+        if self._position is None:
+            self._position = Position(*self._here.resumed_position)
+            self._skip = self._position.batch
+        return self._position
 
     def __len__(self) -> int:
         return self._samples // self._global_batch
@@ -74,7 +82,7 @@ class Batches(torch.utils.data.Sampler[list[int]]):
             start = number * self._global_batch + sum(shares[: run.worker])
             yield order[start : start + shares[run.worker]]
         self._forwards = self._here.forwards
-        self.position = Position(self.position.epoch + 1)
+        self._position = Position(self.position.epoch + 1)
 
     def where(self) -> Position:
         """How far training has come, batches that were only fetched ahead not counted."""

@@ -63,3 +63,12 @@ def test_a_resumed_run_goes_on_behind_the_last_batch() -> None:
 def test_too_few_samples_are_refused() -> None:
     with pytest.raises(UsageError, match="make no batch"):
         make(samples=5)
+
+
+def test_a_sampler_made_before_wrap_goes_on_behind_the_last_batch_too() -> None:
+    here = Session(Run(), 1, EventLog(None, "test"))
+    early = Batches(here, 103, 6, shuffle=True, seed=0)
+    here.resumed_position = (1, 4)  # found out by `wrap`
+    late = Batches(here, 103, 6, shuffle=True, seed=0)
+    assert list(early) == list(late)
+    assert len(list(Batches(here, 103, 6, shuffle=True, seed=0))) == len(early) - 4
