@@ -215,3 +215,199 @@ def _read_counts(text: str | None) -> list[int] | None:
     if not counts or min(counts) < 1:
         raise UsageError(f"`--threads {text}` is no list of numbers", hint="write it like `--threads 1,2`")
     return counts
+
+
+_CACHE_EPILOG = """\
+[bold]Examples[/bold]
+  shoestring bench cache --quick
+  shoestring bench cache --json --output cache.json
+"""
+
+
+@app.command(epilog=_CACHE_EPILOG)
+def cache(
+    quick: Annotated[bool, typer.Option("--quick", help="Few pictures, within half a minute.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with Fashion-MNIST's IDX files. Default: SHOESTRING_DATA, else Debian's."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
+) -> None:
+    """Measure two jobs on one dataset: each decoding for itself, and sharing the cache."""
+    import os
+    from dataclasses import asdict
+
+    from shoestring.bench import cache as bench
+    from shoestring.bench import report
+    from shoestring.cli import env
+
+    _check_output(output)
+    load_before = os.getloadavg()[0]
+    with report.show_progress() as progress:
+        rows = bench.measure(bench.QUICK if quick else bench.FULL, progress, data)
+    machine = {**env.collect(), "load_before": load_before, "quick": quick}
+    text = json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=2, allow_nan=False)
+    if output is not None:
+        output.write_text(f"{text}\n")
+    if as_json:
+        typer.echo(text)
+        return
+    for row in rows:
+        typer.echo(
+            f"{row.order} order: {row.private_samples_s:,.0f} samples/s each for itself, "
+            f"{row.shared_samples_s:,.0f} sharing ({row.ratio:.2f} x), {row.again_samples_s:,.0f} once stored"
+        )
+
+
+_BATCHNORM_EPILOG = """\
+[bold]Examples[/bold]
+  shoestring bench batchnorm --quick
+  shoestring bench batchnorm --case few-classes --policy every --seeds 1
+  shoestring bench batchnorm --json --output batchnorm.json
+"""
+
+
+@app.command(epilog=_BATCHNORM_EPILOG)
+def batchnorm(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed and few steps, within ten minutes.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--case", metavar="CASE", help="Of few-classes, batch-1, plain; may be given again."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=0, max=100, help="How many trainings of each.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="every: exchange every step; local: every 8. Default: both.")
+    ] = None,
+    delay: Annotated[bool, typer.Option(help="Also time steps on a link with delay.")] = True,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with Fashion-MNIST's IDX files. Default: SHOESTRING_DATA, else Debian's."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
+) -> None:
+    """Measure what sharing BatchNorm statistics buys and costs, against local and joined ones.
+
+    Eight workers in processes of their own train a small net. Takes most of an hour.
+    """
+    import os
+    from dataclasses import replace
+
+    from shoestring.bench import batchnorm as bench
+    from shoestring.bench.batchnorm_cases import find_cases
+    from shoestring.cli import env
+
+    _check_output(output)
+    effort = bench.QUICK if quick else bench.FULL
+    if policy is not None and policy not in bench.POLICIES:
+        raise UsageError(f"`--policy {policy}` is not known here", hint="every or local")
+    effort = replace(
+        effort,
+        seeds=effort.seeds if seeds is None else seeds,
+        policies=(policy,) if policy else effort.policies,
+        delay_batches=effort.delay_batches if delay else (),
+    )
+    load_before = os.getloadavg()[0]
+    found = bench.measure(effort, find_cases(names or []), lambda text: typer.echo(text, err=True), data)
+    machine = {**env.collect(), "load_before": load_before, "quick": quick}
+    text = json.dumps({"machine": machine, **found}, indent=2, allow_nan=False)
+    if output is not None:
+        output.write_text(f"{text}\n")
+    if as_json:
+        typer.echo(text)
+    else:
+        typer.echo("\n".join(bench.show(found)))
+
+
+_SPLIT_EPILOG = """\
+[bold]Examples[/bold]
+  shoestring bench split
+  shoestring bench split --slowdown 2 --json --output split.json
+"""
+
+
+@app.command(epilog=_SPLIT_EPILOG)
+def split(
+    slowdown: Annotated[
+        float, typer.Option(min=1, max=20, help="How much slower one of the two devices is.")
+    ] = 3.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
+) -> None:
+    """Measure one job on two devices of unequal speed, with even shares and with `auto`. Needs root."""
+    import os
+    import tempfile
+    from dataclasses import asdict
+
+    from shoestring.bench.split import run_split
+    from shoestring.cli import env
+
+    _check_output(output)
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="shoestring-") as folder:
+        rows = run_split(Path(folder), slowdown, lambda text: typer.echo(text, err=True))
+    even, auto = rows
+    result = {
+        "machine": {**env.collect(), "load_before": load_before},
+        "slowdown": slowdown,
+        "rows": [asdict(row) for row in rows],
+        "ratio": auto.samples_per_s / even.samples_per_s,
+    }
+    text = json.dumps(result, indent=2, allow_nan=False)
+    if output is not None:
+        output.write_text(f"{text}\n")
+    typer.echo(text if as_json else f"{result['ratio']:.2f} times the throughput of even shares")
+
+
+_FLEET_EPILOG = """\
+[bold]Examples[/bold]
+  shoestring bench fleet --quick
+  shoestring bench fleet --objective makespan --json --output fleet.json
+"""
+
+
+@app.command(epilog=_FLEET_EPILOG)
+def fleet(
+    quick: Annotated[bool, typer.Option("--quick", help="Small fleets, within seconds.")] = False,
+    objective: Annotated[
+        str, typer.Option(metavar="jct|makespan|fair|cost", help="What to plan for.")
+    ] = "jct",
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="How many fleets of each size.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
+) -> None:
+    """Measure how long the fleet's decisions take on one core, and their gap to the best possible."""
+    import os
+    from dataclasses import asdict
+    from typing import cast
+
+    from shoestring.bench import fleet as bench
+    from shoestring.cli import env
+
+    _check_output(output)
+    load_before = os.getloadavg()[0]
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        rows = []
+        for jobs, devices in bench.QUICK if quick else bench.FULL:
+            typer.echo(f"deciding for {jobs:,} jobs on {devices:,} devices", err=True)
+            rows.append(bench.measure(jobs, devices, cast(Any, objective), range(seeds)))
+    finally:
+        os.sched_setaffinity(0, cores)
+    machine = {**env.collect(), "load_before": load_before, "cores": 1, "quick": quick}
+    text = json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=2, allow_nan=False)
+    if output is not None:
+        output.write_text(f"{text}\n")
+    if as_json:
+        typer.echo(text)
+        return
+    for row in rows:
+        typer.echo(
+            f"{row.jobs:>7,} jobs {row.devices:>6,} devices  "
+            f"{row.decision_s:8.3f} s (most {row.decision_s_max:.3f})  "
+            f"gap {row.gap:.3%} (most {row.gap_max:.3%})"
+        )

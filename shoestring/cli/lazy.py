@@ -18,6 +18,7 @@ COMMANDS = {
     "demo": "shoestring.cli.demo:demo",
     "env": "shoestring.cli.env:env",
     "export": "shoestring.cli.export:export",
+    "fleet": "shoestring.cli.fleet:app",
     "keys": "shoestring.cli.keys:app",
     "run": "shoestring.cli.run:run",
     "serve": "shoestring.cli.serve:serve",

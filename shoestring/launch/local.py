@@ -12,19 +12,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 from shoestring.config import Run
 from shoestring.launch import lifeline
+from shoestring.launch.child import Child
 from shoestring.launch.host import ShardOrder, ShardProcess, local_address
 from shoestring.launch.lifeline import Lifeline
+from shoestring.launch.signals import signals_as_exceptions, signals_ignored
 from shoestring.launch.stream import Stream
 from shoestring.observe.events import Tail
 from shoestring.observe.progress import Board, Display
@@ -53,41 +53,6 @@ class Outcome:
     failure: Failure | None = None
 
 
-class _Child:
-    """A process and the group of its children, with what it prints."""
-
-    def __init__(
-        self, who: str, process: "subprocess.Popen[bytes]", on_end: Callable[["_Child"], None]
-    ) -> None:
-        self.who = who
-        self.process = process
-        self.streams: list[Stream] = []
-        self.ended = threading.Event()
-        self._on_end = on_end
-        threading.Thread(target=self._wait, daemon=True).start()
-
-    @property
-    def code(self) -> int:
-        """The exit code as a shell counts it: 128 and the signal for one that was killed."""
-        code = self.process.returncode
-        return code if code >= 0 else 128 - code
-
-    def signal(self, number: signal.Signals) -> None:
-        """Signal the process and its children, such as data loaders, if it has not ended."""
-        with suppress(ProcessLookupError, PermissionError):
-            if not self.ended.is_set():
-                os.killpg(self.process.pid, number)
-
-    def _wait(self) -> None:
-        # Before its number may be used again: children it has left behind are of no use to anyone.
-        with suppress(ChildProcessError):
-            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-        self.signal(signal.SIGKILL)
-        self.process.wait()
-        self.ended.set()
-        self._on_end(self)
-
-
 Reach = Callable[[int, Sequence[str]], tuple[str, ...]]
 
 
@@ -103,7 +68,7 @@ def run_local(
     """
     crew = _Crew(command, run, shards, threads, reach)
     began = time.monotonic()
-    with _signals_as_exceptions():
+    with signals_as_exceptions():
         try:
             crew.start()
             crew.wait()
@@ -127,9 +92,9 @@ class _Crew:
         self._reach = reach
         self._lifeline = Lifeline()
         self._folder = Path(tempfile.mkdtemp(prefix="shoestring-"))
-        self._shards: list[_Child] = []
-        self._workers: list[_Child] = []
-        self._ended: queue.SimpleQueue[_Child] = queue.SimpleQueue()
+        self._shards: list[Child] = []
+        self._workers: list[Child] = []
+        self._ended: queue.SimpleQueue[Child] = queue.SimpleQueue()
         self._board = Board()
         self._display = Display(self._board)
         self._tail = Tail(run.folder) if run.folder is not None else None
@@ -152,7 +117,7 @@ class _Crew:
                 folder=run.folder,
             )
             shard = ShardProcess(order, self._lifeline, stderr=subprocess.PIPE)
-            child = _Child(f"shard {index}", shard.process, self._ended.put)
+            child = Child(f"shard {index}", shard.process, self._ended.put)
             self._shards.append(child)
             self._pass_on(child, shard.process.stderr, f"[shard {index}] ", to_stderr=True)
             starting.append(shard)
@@ -180,7 +145,7 @@ class _Crew:
             pass_fds=[self._lifeline.reader],
             process_group=0,  # Ctrl-C is for the launcher, which tells the workers
         )
-        child = _Child(f"worker {run.worker}", process, self._ended.put)
+        child = Child(f"worker {run.worker}", process, self._ended.put)
         self._workers.append(child)
         prefix = f"[worker {run.worker}] " if run.worker else ""
         self._pass_on(child, process.stderr, prefix, to_stderr=True)
@@ -201,8 +166,10 @@ class _Crew:
 
     def stop(self) -> None:
         """End what is left, wait for it, and clean up. Signals are ignored meanwhile."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        with signals_ignored():
+            self._stop()
+
+    def _stop(self) -> None:
         children = [*self._workers, *self._shards]
         is_well = bool(self._workers) and all(
             child.ended.is_set() and child.code == 0 for child in self._workers
@@ -229,7 +196,7 @@ class _Crew:
                 self._board.add(event)
         self._display.refresh()
 
-    def _pass_on(self, child: _Child, pipe: IO[bytes] | None, prefix: str, *, to_stderr: bool) -> None:
+    def _pass_on(self, child: Child, pipe: IO[bytes] | None, prefix: str, *, to_stderr: bool) -> None:
         def show(line: str) -> None:
             with suppress(OSError, ValueError):  # nobody reads our output any more
                 self._display.print(prefix + line, to_stderr=to_stderr)
@@ -237,27 +204,8 @@ class _Crew:
         if pipe is not None:
             child.streams.append(Stream(pipe, show))
 
-    def _drain(self, children: list[_Child]) -> None:
+    def _drain(self, children: list[Child]) -> None:
         deadline = time.monotonic() + _DRAIN_S
         for child in children:
             for stream in child.streams:
                 stream.join(max(0.0, deadline - time.monotonic()))
-
-
-@contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP end this process as Ctrl-C does: by an exception, after the stop."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = [signal.getsignal(number) for number in numbers]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in numbers[1:]:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

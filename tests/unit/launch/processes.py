@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 # A worker that says it is there and then waits for ever; it needs no torch.
 WAITING = """

@@ -46,9 +46,7 @@ def test_a_shard_that_is_done_before_the_worker_ended_the_round_is_remembered(tm
     exchange = Reports()
     courier = SimpleNamespace(exchange=exchange, kept=dict)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    keeper = Keeper(
-        here, model, optimizer, courier, Table((), Rule("sgd"), 1, 0.0), shards=2, is_local=False
-    )
+    keeper = Keeper(here, model, optimizer, courier, Table((), Rule("sgd"), 1, 0.0), shards=2, is_local=False)
     exchange.snapped.append((say.Snapped(4), msgspec.json.encode([write_shard(tmp_path, 4, 1)])))
     keeper.round_ended(4, 4)  # the second shard had written its file by now
     keeper.step_begins()

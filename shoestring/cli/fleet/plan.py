@@ -1,0 +1,49 @@
+"""`shoestring fleet plan`: which job would run where now, and why."""
+
+import json
+from dataclasses import asdict, replace
+from typing import Annotated, Any, cast
+
+import typer
+
+from shoestring.cli.fleet.options import AsJson, Folder, devices_of, open_store
+from shoestring.errors import UsageError
+
+OBJECTIVES = ("jct", "makespan", "fair", "cost")
+Objective = Annotated[
+    str,
+    typer.Option(metavar="|".join(OBJECTIVES), help="Average completion time, the end of all, or fairness."),
+]
+
+
+def plan(objective: Objective = "jct", folder: Folder = None, as_json: AsJson = False) -> None:
+    """Show which job would run where now, and why; start nothing."""
+    from shoestring.fleet.estimate import estimate, load_profiles
+    from shoestring.fleet.plan import Plan
+    from shoestring.fleet.policies import make_planner
+
+    check_objective(objective)
+    with open_store(folder) as store:
+        devices = devices_of(store)
+        if store.is_run():  # what is taken now is taken by jobs that this plan is about
+            devices = [replace(device, free_bytes=device.memory_bytes) for device in devices]
+        estimates = estimate(
+            store.entries(),
+            devices,
+            lambda entry: load_profiles(store, entry.key, devices),
+            seen=store.pairs(),
+        )
+    planner = make_planner("plan", cast(Any, objective))
+    found = planner(estimates, None) if estimates.demands else Plan(())
+    reasons = {**estimates.unplanned, **found.reasons}
+    if as_json:
+        shown = asdict(found) | {"unplanned": dict(estimates.unplanned), "batches": dict(estimates.batches)}
+        typer.echo(json.dumps(shown, indent=2, default=str))
+        return
+    for job, why in reasons.items():
+        typer.echo(f"{job}: {why}")
+
+
+def check_objective(objective: str) -> None:
+    if objective not in OBJECTIVES:
+        raise UsageError(f"there is no objective `{objective}`", hint=f"one of {', '.join(OBJECTIVES)}")

@@ -1,0 +1,148 @@
+"""`shoestring fleet run` and `timeline`: execute the plan, here or on Ray, and see how it went."""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from shoestring.cli.fleet.options import AsJson, Folder, devices_of, facts_of, open_store, say, table_of
+from shoestring.cli.fleet.plan import Objective, check_objective
+
+if TYPE_CHECKING:
+    from shoestring.fleet.engine import Engine
+    from shoestring.fleet.runner import Runner
+    from shoestring.fleet.store import Store
+
+_LOOK_S = 0.25
+
+
+def run(
+    objective: Objective = "jct",
+    policy: Annotated[
+        str,
+        typer.Option(metavar="plan|fifo|even", help="The allocator's plan, or a yardstick to compare with."),
+    ] = "plan",
+    round_s: Annotated[float, typer.Option("--round", min=1, help="Seconds between decisions.")] = 60.0,
+    forever: Annotated[bool, typer.Option("--forever", help="Wait for jobs to be added.")] = False,
+    grace_s: Annotated[
+        float, typer.Option("--grace", min=0, help="Seconds that jobs get to their checkpoint after Ctrl-C.")
+    ] = 60.0,
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="ray[://HOST:PORT]",
+            help="Run on the nodes of this Ray cluster; the fleet's folder must be reachable from all.",
+        ),
+    ] = "",
+    allow_open: Annotated[
+        bool, typer.Option("--allow-open-ray", help="Use a Ray cluster that asks nobody for a token.")
+    ] = False,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run all jobs on this machine, or with `--on ray` on a Ray cluster, until they are done.
+
+    Jobs that were not profiled are profiled first. Ctrl-C stops all jobs at their next
+    checkpoint; a later `run` goes on from there.
+    """
+    from shoestring.fleet.policies import make_planner
+    from shoestring.fleet.profile import Profiler
+    from shoestring.fleet.runner import Runner
+
+    check_objective(objective)
+    planner = make_planner(policy, cast(Any, objective), round_s=round_s)
+    with open_store(folder) as store, store.hold():
+        for name in store.recover():
+            say(f"`{name}` goes on from its checkpoint")
+        with _engine(store, on, allow_open=allow_open) as engine:
+            profiler = Profiler(engine, store.folder / "profile", say)
+            runner = Runner(store, engine, planner, profiler, round_s=round_s, say=say)
+            with _signals_as_exceptions():
+                try:
+                    _loop(runner, store, forever=forever)
+                finally:
+                    runner.stop(grace_s)
+        entries = store.entries()
+    if as_json:
+        typer.echo(json.dumps([facts_of(entry, is_run=False) for entry in entries], indent=2))
+    if any(entry.state == "failed" for entry in entries):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _engine(store: "Store", on: str, *, allow_open: bool) -> Iterator["Engine"]:
+    """The engine to run on; closed afterwards."""
+    if not on:
+        from shoestring.fleet.local import LocalEngine
+
+        with closing(LocalEngine(devices_of(store))) as engine:
+            yield engine
+        return
+    from shoestring.fleet.ray import RayEngine
+    from shoestring.launch.raycluster import open_cluster, parse_address
+
+    cluster = open_cluster(parse_address(on), allow_open=allow_open)
+    with closing(cluster), closing(RayEngine(cluster.ray, say)) as engine:
+        yield engine
+
+
+def timeline(
+    output: Annotated[Path, typer.Argument(help="The page to write.")] = Path("fleet.html"),
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw which job was on which device when."""
+    from dataclasses import asdict
+
+    from shoestring.fleet.timeline import draw, intervals
+
+    with open_store(folder) as store:
+        found = intervals(store.history())
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in found], indent=2))
+    else:
+        typer.echo(str(draw(found, output)))
+
+
+def _loop(runner: "Runner", store: "Store", *, forever: bool) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    is_shown = sys.stderr.isatty()
+    console = Console(stderr=True)
+    said: dict[str, tuple[str, str]] = {}
+    with Live(console=console, auto_refresh=False) if is_shown else nullcontext() as live:
+        while runner.look() or forever:
+            entries = store.entries()
+            if live is not None:
+                live.update(table_of(entries, is_run=True), refresh=True)
+            else:
+                for entry in entries:
+                    now = (entry.state, entry.device)
+                    if said.get(entry.job.name) != now:
+                        said[entry.job.name] = now
+                        say(f"{entry.job.name}: {entry.state} {entry.device} ({entry.note})")
+            time.sleep(_LOOK_S)
+
+
+@contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP stop the fleet as Ctrl-C does."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = [signal.signal(number, leave) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Shoestring inside other libraries: one file each, which needs that library."""

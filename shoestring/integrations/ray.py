@@ -1,0 +1,181 @@
+"""Ray Train: give a `TorchTrainer` this configuration, and its workers are those of a run.
+
+    trainer = TorchTrainer(train, torch_config=ShoestringConfig(codec="dct"), scaling_config=...)
+
+`train` calls `shoestring.init()` and `shoestring.wrap` as every script does. Ray Train places,
+starts and restarts the workers; the first worker on each node starts that node's shard and ends
+it. `ray.train.report` and Ray's checkpoints are untouched. There is no process group: what needs
+`torch.distributed`, such as `prepare_model`, is not needed beside `wrap`.
+
+When Ray Train starts its workers again after a failure, training goes on from the newest
+checkpoint in `checkpoint`, a folder that all nodes reach.
+"""
+
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.train.backend import Backend
+from ray.train.torch.config import TorchConfig
+
+from shoestring.config import Run
+from shoestring.errors import JoinError, ShoestringError
+from shoestring.launch.host import ShardOrder
+from shoestring.launch.raykeys import RunKeys
+from shoestring.launch.rayseat import Order, Seat, tcp_address, write_keys
+from shoestring.launch.resume import AUTO, choose
+from shoestring.worker import session
+
+_POLL_S = 5.0
+_SAVING_S = 60.0  # for a shard to end: a checkpoint may be half written
+
+
+@dataclass
+class ShoestringConfig(TorchConfig):
+    """How the workers of a `TorchTrainer` exchange. Fields as the options of `shoestring run`."""
+
+    codec: str = ""
+    policy: str = ""
+    checkpoint: str = ""
+    every: int = 0
+    resume: str = AUTO
+    name: str = "ray-train"
+
+    @property
+    def backend_cls(self) -> type["ShoestringBackend"]:
+        return ShoestringBackend
+
+
+class ShoestringBackend(Backend):
+    """Makes a group of Ray Train's workers a run. Runs in Ray Train's controller."""
+
+    # A node's workers see all its GPUs that are the run's: `init().local` says which is a worker's own.
+    share_cuda_visible_devices = True
+
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        """Start a shard on each node, and tell every worker its place."""
+        given: ShoestringConfig = backend_config
+        nodes: list[tuple[str, str]] = worker_group.execute(_whereabouts)
+        hosts = list(dict.fromkeys(nodes))
+        checkpoint = Path(given.checkpoint).absolute() if given.checkpoint else None
+        run = Run(
+            name=f"{given.name}-{secrets.token_hex(4)}",
+            workers=len(nodes),
+            checkpoint=checkpoint,
+            every=given.every,
+            codec=given.codec,
+            policy=given.policy,
+        )
+        resume = _checked(worker_group.execute_single(0, _choose, given.resume, checkpoint))
+        run = replace(run, resume=Path(resume) if resume else None)
+        keys = RunKeys.make(run.workers) if len(hosts) > 1 else None
+        starting = [
+            worker_group.execute_single_async(
+                nodes.index(host), _start_shard, _shard_order(run, index, hosts, keys)
+            )
+            for index, host in enumerate(hosts)
+        ]
+        run = replace(run, shards=tuple(_checked(answer) for answer in ray.get(starting)))
+        seen = dict.fromkeys(hosts, 0)
+        joining = []
+        for worker, host in enumerate(nodes):
+            own = replace(run, worker=worker, local=seen[host])
+            seen[host] += 1
+            joining.append(
+                worker_group.execute_single_async(
+                    worker, _take_place, own, keys.for_worker(worker) if keys else {}
+                )
+            )
+        ray.get(joining)
+
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+        """Let the workers leave, then end the shards."""
+        worker_group.execute(_leave)
+        worker_group.execute(_stop_shard)
+
+
+def _shard_order(run: Run, index: int, hosts: list[tuple[str, str]], keys: RunKeys | None) -> Order:
+    shard = ShardOrder(
+        index,
+        len(hosts),
+        run.name,
+        tcp_address(hosts[index][1]) if keys else "",
+        checkpoint=run.checkpoint,
+        resume=run.resume,
+    )
+    return Order(run, shard=shard, keys=keys.for_shard() if keys else {})
+
+
+def _checked(answer: tuple[str, str, str]) -> str:
+    """What a worker found, or the error it met: an error's class does not travel."""
+    value, message, hint = answer
+    if message:
+        raise JoinError(message, hint=hint)
+    return value
+
+
+# The rest runs in the workers' processes, one run at a time.
+_seats: list[Seat] = []
+_folders: list[str] = []
+
+
+def _whereabouts() -> tuple[str, str]:
+    anything: Any = ray
+    return str(anything.get_runtime_context().get_node_id()), str(anything.util.get_node_ip_address())
+
+
+def _choose(wanted: str, checkpoint: Path | None) -> tuple[str, str, str]:
+    try:
+        return str(choose(wanted, checkpoint, _say) or ""), "", ""
+    except ShoestringError as error:
+        return "", error.message, error.hint
+
+
+def _start_shard(order: Order) -> tuple[str, str, str]:
+    seat = Seat(order)
+    _seats.append(seat)
+    threading.Thread(target=_pass_on, args=(seat,), name="shard's output", daemon=True).start()
+    return seat.address()
+
+
+def _pass_on(seat: Seat) -> None:
+    while True:
+        report = seat.poll(_POLL_S)
+        for line, _ in report.lines:
+            print(f"[shard] {line}", file=sys.stderr, flush=True)
+        if report.code is not None:
+            return
+
+
+def _take_place(run: Run, keys: dict[str, bytes]) -> None:
+    session.end()  # of an earlier training in this process
+    if keys:
+        folder = tempfile.mkdtemp(prefix="shoestring-")
+        _folders.append(folder)
+        run = replace(run, keys=write_keys(keys, Path(folder) / "keys"))
+    os.environ.update(run.to_environment())
+
+
+def _leave() -> None:
+    session.end()
+
+
+def _stop_shard() -> None:
+    for seat in _seats:
+        seat.stop(_SAVING_S)
+        seat.close()
+    _seats.clear()
+    for folder in _folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    _folders.clear()
+
+
+def _say(text: str) -> None:
+    print(f"shoestring: {text}", file=sys.stderr, flush=True)
