@@ -1,13 +1,11 @@
 """`shoestring fleet run` and `timeline`: execute the plan, here or on Ray, and see how it went."""
 
 import json
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -55,6 +53,7 @@ def run(
     from shoestring.fleet.policies import make_planner
     from shoestring.fleet.profile import Profiler
     from shoestring.fleet.runner import Runner
+    from shoestring.launch.signals import signals_as_exceptions
 
     check_objective(objective)
     planner = make_planner(policy, cast(Any, objective), round_s=round_s)
@@ -64,7 +63,7 @@ def run(
         with _engine(store, on, allow_open=allow_open) as engine:
             profiler = Profiler(engine, store.folder / "profile", say)
             runner = Runner(store, engine, planner, profiler, round_s=round_s, say=say)
-            with _signals_as_exceptions():
+            with signals_as_exceptions():
                 try:
                     _loop(runner, store, forever=forever)
                 finally:
@@ -130,19 +129,3 @@ def _loop(runner: "Runner", store: "Store", *, forever: bool) -> None:
                         said[entry.job.name] = now
                         say(f"{entry.job.name}: {entry.state} {entry.device} ({entry.note})")
             time.sleep(_LOOK_S)
-
-
-@contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP stop the fleet as Ctrl-C does."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = [signal.signal(number, leave) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
