@@ -25,6 +25,7 @@ _PART_SIZE = 1000
 _PARTNERS = 10
 _PRICINGS = 5
 _CLOSE = 3e-3
+_STUCK = 2e-3
 _PASSES = 8
 _ALL_COLUMNS = 64
 # A column that is this much below its prices, as a part of its worth, is left out for now.
@@ -74,7 +75,7 @@ def _decide(
     jobs, counts = len(market.devices), market.counts
     is_small = len(own) + pairs.size <= _ALL_COLUMNS
     columns = own.join(pairs.listed()) if is_small else own
-    active, bound = np.arange(len(columns)), math.inf
+    active, bound, before = np.arange(len(columns)), math.inf, 0.0
     for turn in range(_PRICINGS):
         found = solve.relax(columns.take(active), jobs, counts, until)
         if found is None:
@@ -84,8 +85,11 @@ def _decide(
         relaxed = found.spread(active, len(columns))
         if wants_bound and turn > 0:  # the first prices know no pairs: their bound is worth nothing
             bound = min(bound, _bound(own, pairs, relaxed, counts))
-        if is_small or bound <= relaxed.worth * (1 + _CLOSE) or turn == _PRICINGS - 1:
+        is_close = bound <= relaxed.worth * (1 + _CLOSE)
+        is_stuck = not wants_bound and turn > 0 and relaxed.worth <= before * (1 + _STUCK)
+        if is_small or is_close or is_stuck or turn == _PRICINGS - 1:
             break
+        before = relaxed.worth
         new = pairs.paying(relaxed.claim, relaxed.rent, _PARTNERS)
         columns = columns.join(new)
         near = np.flatnonzero(columns.gain(relaxed.claim, relaxed.rent) > -_BELOW * columns.worth)
