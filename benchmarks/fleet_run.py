@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def run_policy(policy: str, folder: Path, jobs: list[Job], profiled: Store, engi
     with store.hold():
         try:
             while runner.look():
-                time.sleep(LOOK_S)
+                runner.wait(LOOK_S)
         finally:
             runner.stop()
     return store

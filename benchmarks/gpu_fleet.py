@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,7 +58,7 @@ def build(name: str, torch: Any) -> tuple[Any, Callable[[int], Any]]:
         )
         body = nn.TransformerEncoder(layer, 8, enable_nested_tensor=False)
 
-        class Gpt(nn.Module):  # type: ignore[name-defined, misc]
+        class Gpt(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
                 self.words, self.body, self.head = nn.Embedding(words, width), body, nn.Linear(width, words)
@@ -183,13 +182,11 @@ def child(arguments: list[str]) -> None:
         result = {"model": name, **trainer.solo(int(arguments[2]))}
         result["began_at"] = began_at
     else:
-        batch, ready, go = int(arguments[2]), Path(arguments[3]), Path(arguments[4])
+        batch = int(arguments[2])
         for _ in range(WARMUP):
             trainer.step(batch)
-        ready.touch()
-        deadline = time.monotonic() + LIMIT_S
-        while not go.exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
+        print("ready", flush=True)
+        sys.stdin.readline()  # until both are
         moments = [time.time()]
         while moments[-1] - moments[0] < PAIR_S:
             trainer.step(batch)
@@ -201,7 +198,8 @@ def child(arguments: list[str]) -> None:
 def start(*arguments: str) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     command = [sys.executable, __file__, "--child", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
 
 
 def result_of(process: "subprocess.Popen[str]") -> dict[str, Any]:
@@ -270,18 +268,13 @@ def share_fairly(a: float, b: float) -> tuple[float, float]:
 
 
 def measure_pair(names: tuple[str, str], solo: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        go = Path(folder) / "go"
-        ready = [Path(folder) / f"ready-{n}" for n in range(2)]
-        processes = [
-            start("pair", name, str(PAIR_SIZES[name]), str(path), str(go))
-            for name, path in zip(names, ready, strict=True)
-        ]
-        deadline = time.monotonic() + LIMIT_S
-        while not all(path.exists() for path in ready) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        go.touch()
-        both = [result_of(process)["moments"] for process in processes]
+    processes = [start("pair", name, str(PAIR_SIZES[name])) for name in names]
+    for process in processes:
+        process.stdout.readline()  # `ready`, or the end
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    both = [result_of(process)["moments"] for process in processes]
     begin, end = max(m[0] for m in both) + 0.3, min(m[-1] for m in both)  # while both ran
     speeds = []
     for moments in both:

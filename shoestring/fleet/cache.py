@@ -13,7 +13,6 @@ comes from the dataset.
 """
 
 import operator
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from shoestring.errors import FleetError, UsageError
 from shoestring.fleet import samples
 from shoestring.fleet.cachefolder import About, CacheFolder, read_size
 from shoestring.fleet.cachestore import Store, close_store, open_store
+from shoestring.fleet.patience import attempts
 
 Sample = TypeVar("Sample")
 SampleOut = TypeVar("SampleOut", covariant=True)
@@ -109,14 +109,10 @@ class Cached(Generic[Sample]):
             return (sample,)
 
     def _wait(self, store: Store, index: int) -> Sample:
-        deadline = time.monotonic() + self._patience_s
-        pause_s = 0.0001
-        while (one := self._stored(store, index) or self._try(store, index, True)) is None:
-            if time.monotonic() > deadline:
-                return self._decode(index)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        return one[0]
+        for _ in attempts(self._patience_s, _LONGEST_PAUSE_S):
+            if (one := self._stored(store, index) or self._try(store, index, True)) is not None:
+                return one[0]
+        return self._decode(index)
 
     def _stored(self, store: Store, index: int) -> tuple[Sample] | None:
         encoded = store.get(index)

@@ -19,7 +19,6 @@ import re
 import secrets
 import shutil
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from pathlib import Path
 import msgspec
 
 from shoestring.errors import FleetError, UsageError
+from shoestring.fleet.patience import attempts
 from shoestring.fleet.samples import FORMAT
 
 VARIABLE = "SHOESTRING_CACHE"
@@ -39,6 +39,7 @@ _MEMORY = Path("/dev/shm")
 _STEP_BYTES = 16 << 20
 _PAGE_BYTES = 4096
 _LOCK_TIMEOUT_S = 30.0
+_LONGEST_PAUSE_S = 0.001
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {"KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
 
@@ -186,15 +187,12 @@ class CacheFolder:
     @contextmanager
     def _lock(self) -> Iterator[None]:
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + _LOCK_TIMEOUT_S
         try:
-            while not _try_lock(descriptor):
-                if time.monotonic() > deadline:
-                    raise FleetError(
-                        f"`{self.path / 'lock'}` has been held for {_LOCK_TIMEOUT_S:g} s",
-                        hint=f"look for a stopped process that holds it, or set {VARIABLE} to another folder",
-                    )
-                time.sleep(0.001)
+            if not any(_try_lock(descriptor) for _ in attempts(_LOCK_TIMEOUT_S, _LONGEST_PAUSE_S)):
+                raise FleetError(
+                    f"`{self.path / 'lock'}` has been held for {_LOCK_TIMEOUT_S:g} s",
+                    hint=f"look for a stopped process that holds it, or set {VARIABLE} to another folder",
+                )
             for left in self.path.glob(".*"):
                 shutil.rmtree(left, ignore_errors=True)
             yield

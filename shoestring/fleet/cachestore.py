@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from shoestring.errors import FleetError, UsageError
 from shoestring.fleet.cachefolder import MOST_READERS, VARIABLE, About, CacheFolder
+from shoestring.fleet.patience import attempts
 
 if TYPE_CHECKING:
     import lmdb
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _TURN = 1 << 62  # the byte whose lock is the right to write; samples have the bytes before it
 _TURN_TIMEOUT_S = 5.0
 _FULL_S = 5.0  # before it is asked again whether there is room
-_PAUSE_S = 0.0001
+_LONGEST_PAUSE_S = 0.002
 _MOST_BYTES = 1 << 31  # a sample; LMDB's own bound is about twice that
 _ENTRY_BYTES = 32  # a key and what describes it
 _SLACK_PAGES = 32  # what one write may need besides the sample: the path to it, split, and the free list
@@ -167,18 +168,12 @@ class Store:
     @contextmanager
     def _turn(self) -> Iterator[bool]:
         """Take the turn to write. LMDB's own lock has no bound: a stopped process would stop all."""
-        deadline = time.monotonic() + _TURN_TIMEOUT_S
-        pause_s = _PAUSE_S
-        while not self._take(_TURN):
-            if time.monotonic() > deadline:
-                yield False
-                return
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.002)
+        is_mine = any(self._take(_TURN) for _ in attempts(_TURN_TIMEOUT_S, _LONGEST_PAUSE_S))
         try:
-            yield True
+            yield is_mine
         finally:
-            self._release(_TURN)
+            if is_mine:
+                self._release(_TURN)
 
     def _take(self, byte: int) -> bool:
         with self._books:

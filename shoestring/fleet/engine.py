@@ -39,6 +39,10 @@ class Running(Protocol):
         """Return the exit code as a shell counts it; None while it runs."""
         ...
 
+    def wait(self, timeout_s: float) -> int | None:
+        """Return the exit code when it has ended; None when it has not within the time."""
+        ...
+
     def ask_stop(self) -> None:
         """Ask it to end behind its next checkpoint. Returns at once."""
         ...

@@ -92,6 +92,11 @@ class _Process:
             return code if code >= 0 else 128 - code
         return None
 
+    def wait(self, timeout_s: float) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self.poll()
+
     def ask_stop(self) -> None:
         self._stop.touch()
 

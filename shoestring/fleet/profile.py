@@ -26,7 +26,6 @@ from shoestring.fleet.usage import Usage, watch_usage
 
 MARGIN = 0.05  # of memory that a plan leaves free beyond the error bar
 _LONGEST_S = 900.0  # for one run, its start included
-_LOOK_S = 0.05
 _RESULT_BYTES = 1 << 20
 _SIZES = 3  # batch sizes to measure: the fewest that tell a line from chance
 _LAST_BYTES = 4000
@@ -214,17 +213,15 @@ class Profiler:
 
     def _wait(self, task: Task) -> int:
         running = self.engine.start(task)
-        deadline = time.monotonic() + _LONGEST_S
         try:
-            while (code := running.poll()) is None:
-                if time.monotonic() > deadline:
-                    raise FleetError(
-                        f"`{task.name}` took more than {_LONGEST_S:.0f} s for a few steps",
-                        hint="look at its output, or give it smaller batch sizes",
-                    )
-                time.sleep(_LOOK_S)
+            code = running.wait(_LONGEST_S)
         finally:
             running.kill()
+        if code is None:
+            raise FleetError(
+                f"`{task.name}` took more than {_LONGEST_S:.0f} s for a few steps",
+                hint="look at its output, or give it smaller batch sizes",
+            )
         return code
 
 

@@ -28,10 +28,10 @@ def measure_rates(engine: Engine, device: Device, folder: Path) -> Rates:
     output = folder / "output.log"
     output.unlink(missing_ok=True)
     running = engine.start(Task(f"rates-{device.name}", ["-m", __name__], (device,), folder))
-    deadline = time.monotonic() + _LONGEST_S
-    while (code := running.poll()) is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    running.kill()
+    try:
+        code = running.wait(_LONGEST_S)
+    finally:
+        running.kill()
     lines = output.read_text(errors="replace").splitlines() if output.exists() else []
     try:
         return msgspec.json.decode(lines[-1], type=Rates)

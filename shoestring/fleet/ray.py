@@ -33,6 +33,7 @@ NAME, KIND, CORES, SHARE = (f"shoestring-{word}" for word in ("name", "kind", "c
 _ACCELERATOR = "ray.io/accelerator-type"
 _LOOK_S = 5.0
 _START_S = 120.0  # for a node's actor: Ray may have to wait for what others use
+_WAIT_S = 0.5
 _ANSWER_S = 60.0  # `kill` waits for a task that ends slowly
 _UNUSABLE = 2  # the exit code of a task that cannot be started here
 
@@ -61,6 +62,9 @@ class Outpost:
 
     def poll(self, number: int) -> int | None:
         return self._tasks[number].poll()
+
+    def wait(self, number: int, timeout_s: float) -> int | None:
+        return self._tasks[number].wait(timeout_s)
 
     def ask_stop(self, number: int) -> None:
         self._tasks[number].ask_stop()
@@ -170,13 +174,20 @@ class _Remote:
 
     def start(self, task: Task) -> None:
         problem = self._ask(self._actor.start, task)
-        if problem:
+        if isinstance(problem, str) and problem:
             self._code = _Unstarted(task, problem).poll()
 
     def poll(self) -> int | None:
         if self._code is None:
             self._code = self._ask(self._actor.poll)
         return self._code
+
+    def wait(self, timeout_s: float) -> int | None:
+        # In short waits: the actor is to hear of other tasks in between.
+        deadline = time.monotonic() + timeout_s
+        while self._code is None and (left_s := deadline - time.monotonic()) > 0:
+            self._code = self._ask(self._actor.wait, min(left_s, _WAIT_S))
+        return self.poll()
 
     def ask_stop(self) -> None:
         if self._code is None:
@@ -195,7 +206,7 @@ class _Remote:
             return self._ray.get(method.remote(self._number, *arguments), timeout=_ANSWER_S)
         except self._ray.exceptions.RayError:
             self._code = STOPPED  # its node is gone: it goes on from its checkpoint
-            return None
+            return STOPPED
 
 
 class _Unstarted:
@@ -207,6 +218,9 @@ class _Unstarted:
             output.write(f"shoestring: {task.name} cannot be started: {why}\n")
 
     def poll(self) -> int | None:
+        return _UNUSABLE
+
+    def wait(self, timeout_s: float) -> int | None:
         return _UNUSABLE
 
     def ask_stop(self) -> None:

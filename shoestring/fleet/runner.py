@@ -26,6 +26,7 @@ from shoestring.fleet.store import OPEN, Entry, Store
 
 CHECKPOINT_S = 10.0  # between checkpoints, where a job does not say
 _STOP_S = 20.0  # how long a job may take to its next checkpoint, beyond what is expected
+_STOPPING_S = 0.05  # between looks at jobs that were asked to stop
 _COUNTED_S = 5.0  # a window that is long enough to be remembered
 
 Planner = Callable[[Estimates, Plan | None], Plan]
@@ -64,6 +65,13 @@ class Runner:
         self._act(entries)
         return bool(entries or self.lives)
 
+    def wait(self, timeout_s: float) -> None:
+        """Let some time pass before the next look; less of it when a job ends."""
+        for life in self.lives.values():
+            life.running.wait(timeout_s)
+            return
+        time.sleep(timeout_s)  # nothing runs: another process may add a job, and says so in the store alone
+
     def stop(self, grace_s: float = 60.0) -> None:
         """Ask all jobs to stop at a checkpoint, wait for them, end those that do not; none is left."""
         try:
@@ -72,7 +80,7 @@ class Runner:
             deadline = time.monotonic() + grace_s
             while self.lives and time.monotonic() < deadline:
                 self._follow()
-                time.sleep(0.05)
+                self.wait(_STOPPING_S)
         finally:
             for life in list(self.lives.values()):
                 life.running.kill()

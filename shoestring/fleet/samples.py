@@ -1,4 +1,4 @@
-"""A sample as bytes and back, without pickle.
+"""A sample as bytes and back: data alone, of which nothing is ever run.
 
 A sample is a tensor, an array, a number, a string, bytes, None, or a tuple, list or dict of
 samples. What comes back equals what went in: same types, same dtypes, same shapes, same bits.

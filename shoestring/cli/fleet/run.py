@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
@@ -128,4 +127,4 @@ def _loop(runner: "Runner", store: "Store", *, forever: bool) -> None:
                     if said.get(entry.job.name) != now:
                         said[entry.job.name] = now
                         say(f"{entry.job.name}: {entry.state} {entry.device} ({entry.note})")
-            time.sleep(_LOOK_S)
+            runner.wait(_LOOK_S)

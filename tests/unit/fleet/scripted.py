@@ -33,6 +33,9 @@ class ScriptedTask:
     def poll(self):
         return self.code
 
+    def wait(self, timeout_s):
+        return self.code
+
     def ask_stop(self):
         self.is_asked = True
 

@@ -53,7 +53,8 @@ def normalise(
 
 def inputs(shape: tuple[int, ...], dtype=torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     leaves = draw(2, *shape), 1 + 0.3 * draw(3, CHANNELS), draw(4, CHANNELS)
-    return tuple(leaf.to(dtype).requires_grad_() for leaf in leaves)  # type: ignore[return-value]
+    x, weight, bias = (leaf.to(dtype).requires_grad_() for leaf in leaves)
+    return x, weight, bias
 
 
 @pytest.mark.parametrize("known", OTHERS.values(), ids=OTHERS)
