@@ -2,10 +2,10 @@
 
 python benchmarks/gpu_fleet.py --json results.json
 
-Needs torch alone. Each of three models is trained in a process of its own at three small batch sizes; a
-line through their peaks predicts the largest size that fits `--limit-gib`, which is then trained and
-measured. Then pairs of models are trained at once, each in its process, and their speeds set against
-what the busy parts of both, measured alone, predict.
+Needs torch alone. Each of three models is trained in a process of its own at three small batch sizes; from
+there the way a profile goes leads up to the largest size that fits `--limit-gib`: each size is predicted
+from smaller ones, then trained and measured. Then pairs of models are trained at once, each in its process,
+and their speeds set against what the busy parts of both, measured alone, predict.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shoestring.fleet.fit import fit_line, largest_within
+from shoestring.fleet.fit import near_line, next_size
 from shoestring.fleet.interference import Load, predict
 
 SMALL = {"conv": (16, 32, 64), "gpt": (4, 8, 16), "mlp": (256, 512, 1024)}
@@ -151,31 +151,29 @@ def child(arguments: list[str]) -> None:
         limit = float(arguments[2])
         trainer.step(SMALL[name][0])  # optimizer state and workspaces are there from the first measurement on
         rows = [trainer.peak(batch) for batch in SMALL[name]]
-        line = fit_line([row["batch"] for row in rows], [row["reserved"] for row in rows])
         sizes = [SMALL[name][0] * n for n in range(1, SPAN * SMALL[name][-1] // SMALL[name][0] + 1)]
-        # As a profile does it: each size that was measured makes the next guess surer.
-        surer, measured_rows = line, list(rows)
-        while (size := largest_within(surer, limit - rows[0]["beside"], sizes, margin=0.05)) is not None:
-            if size <= measured_rows[-1]["batch"]:
+        from_small = near_line([row["batch"] for row in rows], [row["reserved"] for row in rows], sizes[-1])
+        while True:
+            xs, ys = [row["batch"] for row in rows], [row["reserved"] for row in rows]
+            size = next_size(xs, ys, limit - rows[0]["beside"], sizes, margin=0.05)
+            if size is None:
                 break
-            measured_rows.append(trainer.peak(size))
-            surer = fit_line(
-                [row["batch"] for row in measured_rows], [row["reserved"] for row in measured_rows]
-            )
-        found = measured_rows[-1]
+            line = near_line(xs, ys, size)
+            rows.append({**trainer.peak(size), "predicted": line.at(size), "error_bar": line.error(size)})
+            rows[-1]["off"] = rows[-1]["predicted"] / rows[-1]["reserved"] - 1
+        found = rows[-1]
         if found["batch"] <= SMALL[name][-1]:
             raise SystemExit(f"nothing larger than {SMALL[name][-1]} fits: give a larger `--limit-gib`")
-        largest, measured = found["batch"], found["reserved"]
-        predicted = line.at(largest)
+        # Once near the limit, sizes hardly differ: what counts is the first that came as far as half of it.
+        first = next(row for row in rows if row["batch"] >= 0.5 * found["batch"])
         result: dict[str, Any] = {
             "model": name,
-            "small": rows,
-            "tried": [row["batch"] for row in measured_rows],
+            "sizes": rows,
             "largest": found,
-            "predicted": predicted,
-            "error_bar": line.error(largest),
-            "off": predicted / measured - 1,
-            "fits": measured + found["beside"] <= limit,
+            "judged_at": first["batch"],
+            "off": first["off"],
+            "off_from_small": from_small.at(first["batch"]) / first["reserved"] - 1,
+            "fits": found["reserved"] + found["beside"] <= limit,
         }
     elif what == "solo":
         began_at = time.time()

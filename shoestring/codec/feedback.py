@@ -64,6 +64,13 @@ class Feedback:
         self._kept[:] = kept
         return payload
 
+    def lend(self, values: Vector) -> None:
+        """Add what was kept to a vector; what rounding leaves out of it stays kept."""
+        own = values.copy()
+        values += self._kept
+        added = values - own
+        self._kept = (own - (values - added)) + (self._kept - added)  # exact: Knuth's sum of two
+
     def scale(self, factor: float) -> None:
         """Multiply what was kept, for gradients that count more or less from now on."""
         self._kept *= np.float32(factor)

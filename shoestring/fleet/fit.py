@@ -4,6 +4,11 @@ Step time and peak memory grow with the batch size by a constant and a slope: `y
 slope * x`, neither below 0. An error bar is two standard errors of a prediction: the line's
 own uncertainty and the scatter of the points about it. With one or two sizes the points say
 nothing about scatter; then it is a fixed part of the value.
+
+Over a wide range memory bends: at small sizes the optimizer's step takes the most, at large
+ones the backward pass, and libraries choose other ways to compute. So what is far from a size
+says little about it: `near_line` takes the nearest ones, and `next_size` goes up by leaps that
+are not too large.
 """
 
 import math
@@ -11,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _UNKNOWN = 0.10  # the error of a prediction whose scatter is unknown, as a part of it
+_NEAR = 3  # sizes that say what another one takes
+_LEAP = 8  # times the largest size measured: beyond, one between is measured first
 _FAR = 0.05  # added for each doubling beyond the largest measured size: lines bend
 
 
@@ -61,6 +68,31 @@ def fit_line(xs: Sequence[float], ys: Sequence[float]) -> Line:
         squares = sum(x * x for x in xs)
         return _line(0.0, sum(x * y for x, y in zip(xs, ys, strict=True)) / squares, xs, ys)
     return _line(at_zero, slope, xs, ys)
+
+
+def near_line(xs: Sequence[float], ys: Sequence[float], x: float) -> Line:
+    """Fit the measurements whose sizes are nearest to `x`, in proportion."""
+    by_distance = sorted(zip(xs, ys, strict=True), key=lambda point: abs(math.log(point[0] / x)))
+    near = sorted(by_distance[:_NEAR])
+    return fit_line([size for size, _ in near], [value for _, value in near])
+
+
+def next_size(
+    xs: Sequence[float], ys: Sequence[float], limit: float, sizes: Sequence[int], *, margin: float
+) -> int | None:
+    """The size to measure next on the way to the largest that stays below `limit`; None if that was measured.
+
+    It is the largest itself, or one about half way, in proportion, if it is far.
+    """
+    known = max(xs)
+    largest = largest_within(near_line(xs, ys, max(sizes, default=known)), limit, sizes, margin=margin)
+    if largest is None or largest <= known:
+        return None
+    if largest > _LEAP * known:
+        middle = math.sqrt(largest * known)
+        between = [size for size in sizes if known < size < largest]
+        return min(between, key=lambda size: abs(math.log(size / middle)), default=largest)
+    return largest
 
 
 def largest_within(line: Line, limit: float, sizes: Sequence[int], *, margin: float) -> int | None:

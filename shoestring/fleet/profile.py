@@ -20,7 +20,7 @@ import msgspec
 from shoestring.errors import FleetError
 from shoestring.fleet.devices import Device, Rates
 from shoestring.fleet.engine import Engine, Task
-from shoestring.fleet.fit import Line, fit_line, largest_within
+from shoestring.fleet.fit import Line, fit_line, largest_within, near_line, next_size
 from shoestring.fleet.jobs import Job
 from shoestring.fleet.usage import Usage, watch_usage
 
@@ -72,7 +72,7 @@ class Profile:
         for sample in self.samples:
             if sample.batch == batch:
                 return sample.peak_bytes, 0
-        line = self.memory_line
+        line = near_line([s.batch for s in self.samples], [s.peak_bytes for s in self.samples], batch)
         return math.ceil(line.at(batch)), math.ceil(line.error(batch))
 
     def fits(self, batch: int, limit_bytes: int) -> bool:
@@ -198,16 +198,16 @@ class Profiler:
         )
 
     def _measure_largest(self, job: Job, device: Device, samples: list[Sample], refused: list[int]) -> None:
-        """Try the largest allowed size that should fit; each one measured makes the next guess surer."""
+        """Go up to the largest allowed size that should fit; each one measured makes the next guess surer."""
         while True:
-            line = fit_line([s.batch for s in samples], [s.peak_bytes for s in samples])
             allowed = [batch for batch in job.batches if batch < min(refused)]
-            largest = largest_within(line, device.usable_bytes, allowed, margin=MARGIN)
-            if largest is None or largest <= max(sample.batch for sample in samples):
+            sizes, peaks = [s.batch for s in samples], [s.peak_bytes for s in samples]
+            batch = next_size(sizes, peaks, device.usable_bytes, allowed, margin=MARGIN)
+            if batch is None:
                 return
-            sample = self.measure(job, device, largest)
+            sample = self.measure(job, device, batch)
             if sample is None:
-                refused.append(largest)
+                refused.append(batch)
             else:
                 samples.append(sample)
 

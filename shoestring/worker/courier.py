@@ -2,17 +2,21 @@
 
 What a lossy codec leaves out of a push is kept, part by part, and added to the next one.
 A lossless push carries what was kept as well; then nothing is kept and no memory is used
-for it.
+for it. Where a part is coded on a GPU, what is kept lies there too.
 """
 
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shoestring.codec.base import Codec, Payload, Vector, refuse_non_finite
 from shoestring.codec.feedback import Feedback
@@ -25,11 +29,43 @@ from shoestring.server.holding import LOSSLESS
 from shoestring.server.partition import Part
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND
+from shoestring.worker.device import GpuCodecs, Ready, gpu_feedback, on, to_stderr
 from shoestring.worker.exchange import Answer, Exchange
 from shoestring.worker.statistics import SharedStatistics
 
-# Reads into the memory given, if any, and adds what was kept, if any; says which pieces are used.
-Read = Callable[[Vector | None, Vector | None], tuple[Vector, NDArray[np.bool_]]]
+if TYPE_CHECKING:
+    from shoestring.codec.dct.gpu import GpuDct, GpuFeedback
+
+Used = NDArray[np.bool_]  # which pieces of a part have values at all
+
+
+class Source(Protocol):
+    """The values of one part that are to be pushed. What was kept, where given, is added to them."""
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device on which they may be coded: all of them lie there."""
+
+    @property
+    def ready(self) -> Ready: ...
+
+    def read(self, memory: Vector | None, kept: Vector | None) -> tuple[Vector, Used]:
+        """Copy them to the host, into the memory given if any."""
+
+    def gather(self, kept: Tensor | None) -> tuple[Tensor, Used]:
+        """Copy them into one vector on `device`."""
+
+
+class Target(Protocol):
+    """Where answers go. What `on_host` and `on_device` give may be changed; it counts when they end."""
+
+    def device_of(self, part: Part) -> torch.device | None: ...
+
+    def write(self, part: Part, values: Vector) -> None: ...
+
+    def on_host(self, part: Part) -> AbstractContextManager[Vector]: ...
+
+    def on_device(self, part: Part) -> AbstractContextManager[Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -67,13 +103,19 @@ class Courier:
     """Encodes, sends, receives and decodes the parts of one replica."""
 
     def __init__(
-        self, exchange: Exchange, parts: Sequence[Part], incarnation: int, statistics: SharedStatistics
+        self,
+        exchange: Exchange,
+        parts: Sequence[Part],
+        incarnation: int,
+        statistics: SharedStatistics,
+        notice: Callable[[str], None] = to_stderr,
     ) -> None:
         self.exchange = exchange
         self.parts = tuple(parts)
         self.statistics = statistics
         self._incarnation = incarnation
-        self._feedback: list[Feedback | None] = [None] * len(parts)
+        self._gpu = GpuCodecs([part.layout for part in parts], notice)
+        self._feedback: list[Feedback | GpuFeedback | None] = [None] * len(parts)
         self._weights = [1.0] * len(parts)  # of the last push of each
         self._skipped: deque[tuple[int, str]] = deque()
 
@@ -81,23 +123,17 @@ class Courier:
         """The pushes that were not finite since the last call, as (round, what)."""
         return [self._skipped.popleft() for _ in range(len(self._skipped))]
 
-    def push(self, part: Part, terms: Terms, read: Read) -> None:
-        """Send one part; `read` gives its values and is called soon, in another thread."""
+    def push(self, part: Part, terms: Terms, source: Source) -> None:
+        """Send one part; its values are read soon, in another thread."""
         statistics = self.statistics.take(part.index, terms.seq, terms.weight)
-        self.exchange.submit(part.index, terms.seq, lambda: self._encode(part, terms, read, statistics))
+        # Here and not there: kernels may have to be compiled, and that thread must answer in time.
+        gpu = self._gpu.find(codec_of(terms.setting.push), source.device)
+        self.exchange.submit(
+            part.index, terms.seq, lambda: self._encode(part, terms, source, gpu, statistics)
+        )
 
-    def collect(
-        self,
-        seq: int,
-        apply: Callable[[Part, Vector, bool], None],
-        home: Callable[[Part], Vector | None],
-        *,
-        is_whole: bool = True,
-    ) -> Heard:
-        """Wait for a round; call `apply(part, values, is_full)` for each change of it.
-
-        Where `home` gives the memory of a part, changes are added to it without `apply`.
-        """
+    def collect(self, seq: int, target: Target, *, is_whole: bool = True) -> Heard:
+        """Wait for a round, and bring the target up to date with it."""
         plan = ""
         paces: tuple[float, ...] = ()
 
@@ -107,16 +143,22 @@ class Courier:
             plan, paces = message.plan or plan, tuple(message.paces) or paces
             self.statistics.hear(part.index, message.version, seq, message.statistics, is_whole=is_whole)
             if isinstance(message, say.Full):
-                apply(part, np.frombuffer(answer.payload, np.float32), True)
-            elif message.codec and (own := home(part)) is not None:
-                codec_of(message.codec).decode(answer.payload, part.layout, own, 1.0)
+                target.write(part, np.frombuffer(answer.payload, np.float32))
             elif message.codec:
-                values = room("answered", part.size, np.float32)[: part.size]
-                codec_of(message.codec).decode(answer.payload, part.layout, values)
-                apply(part, values, False)
+                self._add(target, part, codec_of(message.codec), answer.payload)
 
         self.exchange.collect(seq, take)
         return Heard(plan, paces)
+
+    def lend(self, part: Part, target: Target) -> None:
+        """Add to the target what was not sent of a part; what rounding leaves out of that stays kept."""
+        feedback = self._feedback[part.index]
+        if isinstance(feedback, Feedback):
+            with target.on_host(part) as values:
+                feedback.lend(values)
+        elif feedback is not None:
+            with on(feedback.device), target.on_device(part) as own:
+                feedback.lend(own)
 
     def kept(self) -> dict[str, NDArray[Any]]:
         """What has not been sent yet, and this worker's share of statistics, for a checkpoint."""
@@ -135,33 +177,41 @@ class Courier:
         for part in self.parts:
             vector = state.get(f"kept.{part.index:05d}")
             if vector is not None:
-                feedback = Feedback(make(LOSSLESS), part.layout)
-                feedback.load({"kept": vector})
-                self._feedback[part.index] = feedback
+                self._feedback[part.index] = _on_host(part, vector)
+
+    def _add(self, target: Target, part: Part, codec: Codec, payload: memoryview) -> None:
+        device = target.device_of(part)
+        gpu = self._gpu.find(codec, device)
+        if gpu is None or device is None:
+            with target.on_host(part) as values:
+                codec.decode(payload, part.layout, values, 1.0)
+            return
+        with on(device), target.on_device(part) as own:
+            gpu.decode(payload, part.layout, own, 1.0)
 
     def _encode(
-        self, part: Part, terms: Terms, read: Read, statistics: bytes
+        self, part: Part, terms: Terms, source: Source, gpu: "GpuDct | None", statistics: bytes
     ) -> tuple[say.Push, bytes | memoryview]:
         codec = codec_of(terms.setting.push)
-        slot, memory = -1, None
-        if codec.name != LOSSLESS:
-            memory = room("pushed", part.size, np.float32)[: part.size]
-        elif (shared := self.exchange.room(part.index)) is not None:
-            slot, memory = shared
-        feedback = self._feedback[part.index]
-        if feedback is not None and terms.weight != self._weights[part.index]:
-            # What was kept is to count as it would have counted then.
-            feedback.scale(self._weights[part.index] / terms.weight)
-        self._weights[part.index] = terms.weight
-        with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what becomes of it
-            values, used = read(memory, None if feedback is None else feedback.waiting)
-        is_finite = True
-        try:
-            payload = self._encode_values(part, codec, values)
-        except NonFiniteError as error:
-            is_finite = False
-            payload = np.empty(0, np.uint8)
-            self._skipped.append((terms.seq, f"part {part.index}: {error.message}"))
+        slot, is_finite = -1, True
+        with source.ready.beside():
+            self._weigh(part, terms.weight)
+            if gpu is not None and source.device is not None:
+                there = self._feedback_there(part, source.device)
+                gathered, used = source.gather(there.waiting)
+                encode = partial(there.encode_total, gpu, gathered)
+            else:
+                slot, memory = self._memory(part, codec)
+                here = self._feedback_here(part)
+                with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what becomes of it
+                    values, used = source.read(memory, None if here is None else here.waiting)
+                encode = partial(self._encode_values, part, codec, values)
+            try:
+                payload = encode()
+            except NonFiniteError as error:
+                slot, is_finite = -1, False
+                payload = np.empty(0, np.uint8)
+                self._skipped.append((terms.seq, f"part {part.index}: {error.message}"))
         push = say.Push(
             part.index,
             self._incarnation,
@@ -177,14 +227,42 @@ class Courier:
             not is_finite,
             terms.save,
             terms.plan,
-            slot if is_finite else -1,
+            slot,
             statistics,
             terms.pace if part.index == 0 else 0.0,
         )
         return push, b"" if push.slot >= 0 else payload.data
 
-    def _encode_values(self, part: Part, codec: Codec, values: Vector) -> Payload:
+    def _weigh(self, part: Part, weight: float) -> None:
+        """What was kept is to count as it would have counted then."""
         feedback = self._feedback[part.index]
+        if feedback is not None and weight != self._weights[part.index]:
+            feedback.scale(self._weights[part.index] / weight)
+        self._weights[part.index] = weight
+
+    def _memory(self, part: Part, codec: Codec) -> tuple[int, Vector | None]:
+        """Memory to read a part into: a slot that is shared with the shard, or this thread's own."""
+        if codec.name != LOSSLESS:
+            return -1, room("pushed", part.size, np.float32)[: part.size]
+        return self.exchange.room(part.index) or (-1, None)
+
+    def _feedback_here(self, part: Part) -> Feedback | None:
+        """What is kept of a part, brought to the host if it lies elsewhere."""
+        feedback = self._feedback[part.index]
+        if feedback is not None and not isinstance(feedback, Feedback):
+            feedback = self._feedback[part.index] = _on_host(part, feedback.kept)
+        return feedback
+
+    def _feedback_there(self, part: Part, device: torch.device) -> "GpuFeedback":
+        """What is kept of a part, brought to a device if it lies elsewhere."""
+        feedback = self._feedback[part.index]
+        if feedback is None or isinstance(feedback, Feedback) or feedback.device != device:
+            kept = None if feedback is None else feedback.kept
+            feedback = self._feedback[part.index] = gpu_feedback(part.layout, device, kept)
+        return feedback
+
+    def _encode_values(self, part: Part, codec: Codec, values: Vector) -> Payload:
+        feedback = self._feedback_here(part)
         if codec.name == LOSSLESS:
             if not math.isfinite(float(values.sum())):  # cheap; a sum may overflow, so look closer
                 refuse_non_finite(values, part.layout)
@@ -194,3 +272,9 @@ class Courier:
             feedback = self._feedback[part.index] = Feedback(codec, part.layout)
         feedback.codec = codec
         return feedback.encode_total(values)
+
+
+def _on_host(part: Part, kept: Vector) -> Feedback:
+    feedback = Feedback(make(LOSSLESS), part.layout)
+    feedback.load({"kept": kept})
+    return feedback

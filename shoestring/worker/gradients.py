@@ -7,23 +7,45 @@ for the answers its policy asks for, and only there changes parameters.
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shoestring.codec.base import Vector
 from shoestring.errors import UsageError
 from shoestring.server.partition import Part
 from shoestring.wire.messages import WHOLE_ROUND
 from shoestring.worker.courier import Courier, Terms
+from shoestring.worker.device import Ready
 from shoestring.worker.pilot import Pilot
 from shoestring.worker.policy import Async, Bounded, EveryStep
 from shoestring.worker.replica import Replica
 from shoestring.worker.sharing import Sharing
 
 NO_BOUND = 1 << 30
+
+
+@dataclass(frozen=True)
+class PartGradient:
+    """The gradient of one part, to be pushed."""
+
+    replica: Replica
+    part: Part
+    ready: Ready
+
+    @property
+    def device(self) -> torch.device | None:
+        return self.replica.device_of(self.part)
+
+    def read(self, memory: Vector | None, kept: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
+        return self.replica.read_gradient(self.part, memory, kept)
+
+    def gather(self, kept: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
+        return self.replica.gather_gradient(self.part, kept)
 
 
 class GradientRounds:
@@ -53,6 +75,7 @@ class GradientRounds:
         self._answered = first_round - 1  # the last round whose answers were applied
         self._terms: Terms | None = None
         self._left = [len(part.pieces) for part in replica.parts]  # gradients a part still waits for
+        self._ready = [Ready() for _ in replica.parts]
         self._pushed: set[int] = set()
         self._versions: dict[int, int] = {}  # of each gradient when it was pushed
         for index, parameter in enumerate(replica.parameters):
@@ -91,7 +114,7 @@ class GradientRounds:
         delay = 0 if terms.save else self._delay(terms.seq)
         for seq in range(self._answered + 1, terms.seq - delay + 1):
             is_whole = self._bound(seq) == WHOLE_ROUND
-            heard = self.courier.collect(seq, self._apply, self.replica.home, is_whole=is_whole)
+            heard = self.courier.collect(seq, self.replica, is_whole=is_whole)
             self.pilot.hear(heard)
             self._answered = seq
         self.pilot.round_done(terms.seq)
@@ -100,7 +123,7 @@ class GradientRounds:
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         parts = self.replica.parts_of_parameter[index]
 
-        def is_ready(_: torch.Tensor) -> None:
+        def is_ready(parameter: torch.Tensor) -> None:
             if not self._is_synced or not self._overlap:
                 return
             terms = self._open()
@@ -111,6 +134,7 @@ class GradientRounds:
                     hint="put all but the last backward pass of a step into `with model.no_sync():`",
                 )
             for part in parts:
+                self._ready[part].note([parameter])
                 self._left[part] -= 1
                 if self._left[part] == 0:
                     self._push(self.replica.parts[part], terms)
@@ -130,17 +154,17 @@ class GradientRounds:
         for piece in part.pieces:
             gradient = self.replica.parameters[piece.tensor].grad
             self._versions[piece.tensor] = -1 if gradient is None else gradient._version
-
-        def read(memory: Vector | None, kept: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
-            return self.replica.read_gradient(part, memory, kept)
-
-        self.courier.push(part, terms, read)
+        ready = self._ready[part.index]
+        ready.note(self.replica.of(part))
+        ready.close()
+        self.courier.push(part, terms, PartGradient(self.replica, part, ready))
 
     def _close(self) -> None:
         self._terms = None
         self._pushed.clear()
         self._versions.clear()
         self._left = [len(part.pieces) for part in self.replica.parts]
+        self._ready = [Ready() for _ in self.replica.parts]
 
     def _bound(self, seq: int) -> int:
         if seq <= self.policy.warmup or isinstance(self.policy, EveryStep):
@@ -155,12 +179,6 @@ class GradientRounds:
         if isinstance(self.policy, EveryStep):
             return self.pilot.delay(seq)
         return 0 if isinstance(self.policy, Bounded) and self.policy.staleness == 0 else 1
-
-    def _apply(self, part: Part, values: Vector, is_full: bool) -> None:
-        if is_full:
-            self.replica.write(part, values)
-        else:
-            self.replica.add(part, values)
 
     def _refuse_changed_gradients(self) -> None:
         for index, version in self._versions.items():

@@ -1,10 +1,11 @@
 """The model's parameters, seen as the parts that travel.
 
-Values cross between tensors, wherever they lie, and flat float32 vectors of a part. Only
-trainable parameters take part; frozen ones are left alone. Weights that are shared by
-several modules are one parameter.
+Values cross between tensors, wherever they lie, and flat float32 vectors of a part, on the
+host or on the device where the tensors are. Only trainable parameters take part; frozen ones
+are left alone. Weights that are shared by several modules are one parameter.
 """
 
+import contextlib
 import hashlib
 import itertools
 from collections.abc import Iterator
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shoestring.codec.base import Vector
+from shoestring.codec.scratch import room
 from shoestring.errors import UsageError
 from shoestring.server import partition
 from shoestring.server.partition import Part
+from shoestring.worker.device import common_device
 
 
 class Replica:
@@ -47,6 +50,14 @@ class Replica:
     def total(self) -> int:
         """How many values travel."""
         return sum(part.size for part in self.parts)
+
+    def of(self, part: Part) -> list[nn.Parameter]:
+        """The parameter of each piece of a part."""
+        return [self.parameters[piece.tensor] for piece in part.pieces]
+
+    def device_of(self, part: Part) -> torch.device | None:
+        """The device on which a part may be coded: all of it lies there."""
+        return common_device(self.of(part))
 
     def home(self, part: Part) -> Vector | None:
         """The memory of a part's parameters, if they lie there in one run."""
@@ -88,7 +99,26 @@ class Replica:
                 np.add(kept[start:stop], values.cpu().numpy(), out=flat[start:stop])
         return flat, used
 
-    def write(self, part: Part, values: Vector) -> None:
+    def gather(self, part: Part) -> Tensor:
+        """Copy the parameters of a part into one vector on their device."""
+        values = [_flat(parameter) for parameter in self.of(part)]
+        return torch.cat(_cut(part, values))
+
+    def gather_gradient(self, part: Part, kept: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
+        """Do what `read_gradient` does, on the device of the parameters."""
+        gradients = [parameter.grad for parameter in self.of(part)]
+        used = np.array([gradient is not None for gradient in gradients])
+        pieces = []
+        for piece, parameter, gradient in zip(part.pieces, self.of(part), gradients, strict=True):
+            if gradient is None:
+                pieces.append(parameter.new_zeros(piece.size))
+            else:
+                dense = gradient.to_dense() if gradient.is_sparse else gradient
+                pieces.append(_flat(dense)[piece.start : piece.stop])
+        flat = torch.cat(pieces)
+        return (flat if kept is None else flat.add_(kept)), used
+
+    def write(self, part: Part, values: Vector | Tensor) -> None:
         """Set the parameters of a part."""
         home = self.home(part)
         if home is not None:
@@ -98,11 +128,27 @@ class Replica:
             for own, new in self._pairs(part, values):
                 own.copy_(new)
 
-    def add(self, part: Part, update: Vector) -> None:
-        """Add to the parameters of a part: one float32 addition a value, the same bits everywhere."""
-        with torch.no_grad():
-            for own, new in self._pairs(part, update):
-                own.add_(new)
+    @contextlib.contextmanager
+    def on_host(self, part: Part) -> Iterator[Vector]:
+        """Give the parameters of a part to be changed: they themselves, or a copy that is put back."""
+        home = self.home(part)
+        if home is not None:
+            yield home
+            return
+        copy = self.read(part, room("answered", part.size, np.float32)[: part.size])
+        yield copy
+        self.write(part, copy)
+
+    @contextlib.contextmanager
+    def on_device(self, part: Part) -> Iterator[Tensor]:
+        """Do what `on_host` does, on the device of the parameters."""
+        first, piece = self.parameters[part.pieces[0].tensor].detach(), part.pieces[0]
+        if len(part.pieces) == 1 and first.is_contiguous():
+            yield first.view(-1)[piece.start : piece.stop]
+            return
+        copy = self.gather(part)
+        yield copy
+        self.write(part, copy)
 
     def _settle(self) -> None:
         """Lay the parameters end to end in memory, where they are contiguous and on the CPU.
@@ -131,11 +177,12 @@ class Replica:
             digest.update(_flat(parameter).cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
-    def _pairs(self, part: Part, values: Vector) -> Iterator[tuple[Tensor, Tensor]]:
+    def _pairs(self, part: Part, values: Vector | Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Each piece of a part as a writable view of its parameter, with its values beside it."""
+        flat = values if isinstance(values, Tensor) else torch.from_numpy(values)
         for (start, stop), piece in zip(_places(part), part.pieces, strict=True):
             parameter = self.parameters[piece.tensor].detach()
-            new = torch.from_numpy(values[start:stop]).to(parameter.device)
+            new = flat[start:stop].to(parameter.device)
             if parameter.is_contiguous():
                 yield parameter.view(-1)[piece.start : piece.stop], new
             else:  # e.g. channels last: change a copy in the order of the shape, then write it back
@@ -147,6 +194,10 @@ class Replica:
 def _places(part: Part) -> list[tuple[int, int]]:
     offsets = part.layout.offsets
     return list(itertools.pairwise(offsets))
+
+
+def _cut(part: Part, values: list[Tensor]) -> list[Tensor]:
+    return [own[piece.start : piece.stop] for piece, own in zip(part.pieces, values, strict=True)]
 
 
 def _flat(tensor: Tensor) -> Tensor:

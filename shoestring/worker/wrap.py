@@ -103,7 +103,7 @@ def join(
         workers=here.run.workers,
         is_local=isinstance(policy, LocalSteps),
     )
-    courier = Courier(exchange, replica.parts, here.incarnation, statistics)
+    courier = Courier(exchange, replica.parts, here.incarnation, statistics, notice=here.notice)
     keeper = Keeper(
         here,
         model,
@@ -161,7 +161,7 @@ def join(
         auto.start(time.monotonic())
     reporter = Reporter(here, exchange, courier, pilot)
     here.closers.append(reporter.close)
-    _count_passes(here, model)
+    _watch_passes(here, model, driver)
     # Past `nn.Module`'s own, which is for parameters and submodules.
     object.__setattr__(model, "no_sync", driver.no_sync)
     return model, SharedOptimizer(optimizer, driver, keeper, reporter)
@@ -217,11 +217,13 @@ def _loads(homes: tuple[int, ...], sizes: tuple[int, ...], shards: int) -> list[
     return loads
 
 
-def _count_passes(here: Session, model: nn.Module) -> None:
-    """Count training passes, by which a resumed run finds its place in the data."""
+def _watch_passes(here: Session, model: nn.Module, driver: GradientRounds | DifferenceRounds) -> None:
+    """Count training passes, by which a resumed run finds its place in the data; let local steps go on."""
 
-    def count(module: nn.Module, _: object) -> None:
+    def begin(module: nn.Module, _: object) -> None:
         if module.training and torch.is_grad_enabled():
             here.forwards += 1
+            if isinstance(driver, DifferenceRounds):
+                driver.go_on()
 
-    model.register_forward_pre_hook(count)
+    model.register_forward_pre_hook(begin)

@@ -172,3 +172,19 @@ def test_state_that_does_not_fit_changes_nothing(state, error, message, same_bit
     with pytest.raises(error, match=message):
         feedback.load(state)
     same_bits(feedback.kept, before)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_what_is_lent_and_what_stays_kept_are_all_that_was_kept(scale):
+    source = np.random.default_rng(3)
+    values = source.normal(size=64).astype(np.float32)
+    kept = (scale * source.normal(size=64)).astype(np.float32)
+    feedback = Feedback(registry.make("float32"), Layout.of([(64,)]))
+    feedback.load({"kept": kept})
+    lent = values.copy()
+    feedback.lend(lent)
+    assert lent.tobytes() == (values + kept).tobytes()
+    # float64 has room for the sum of two float32 of these sizes.
+    np.testing.assert_array_equal(
+        lent.astype(np.float64) + feedback.kept, values.astype(np.float64) + kept.astype(np.float64)
+    )

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from shoestring.fleet.fit import fit_line, largest_within
+from shoestring.fleet.fit import fit_line, largest_within, near_line, next_size
 
 
 def test_points_on_a_line_give_that_line():
@@ -64,3 +64,37 @@ def test_largest_within_leaves_a_margin():
     assert largest_within(line, 4.0, [1, 2, 3], margin=0.0) == 3
     assert largest_within(line, 4.0, [1, 2, 3], margin=0.1) == 2
     assert largest_within(line, 1.0, [1, 2, 3], margin=0.0) is None
+
+
+def test_a_size_is_said_by_those_near_it():
+    sizes, peaks = [1, 2, 4, 64, 128, 256], [9.0, 9.0, 9.0, 65.0, 129.0, 257.0]  # bends at 8
+    assert near_line(sizes, peaks, 512).at(512) == pytest.approx(513.0)
+    assert near_line(sizes, peaks, 3).at(3) == pytest.approx(9.0)
+    assert fit_line(sizes, peaks).at(512) != pytest.approx(513.0, rel=0.003)
+
+
+def bent(batch: int) -> float:
+    """The optimizer takes 100, a backward pass 4 and 1/2 a sample."""
+    return max(100.0 + batch / 100, 4 + batch / 2)
+
+
+def test_far_sizes_are_reached_by_leaps_that_keep_the_prediction_good():
+    allowed, limit = list(range(1, 40_001)), 5000.0
+    sizes = [4, 8, 16]
+    while True:
+        peaks = [bent(size) for size in sizes]
+        size = next_size(sizes, peaks, limit, allowed, margin=0.05)
+        if size is None:
+            break
+        assert bent(size) < limit
+        off = near_line(sizes, peaks, size).at(size) / bent(size) - 1
+        sizes.append(size)
+    assert abs(off) < 0.001
+    assert 9_000 < sizes[-1] <= 10_000
+
+
+def test_a_near_size_is_measured_at_once_and_none_twice():
+    assert next_size([1, 2, 3], [2.0, 3.0, 4.0], 7.0, [3, 4, 5, 6], margin=0.0) == 5
+    assert next_size([1, 2, 3], [2.0, 3.0, 4.0], 4.0, [1, 2, 3, 4], margin=0.0) is None
+    assert next_size([1, 2], [2.0, 3.0], 1000.0, [], margin=0.0) is None
+    assert next_size([1, 2], [2.0, 3.0], 1000.0, [2, 500], margin=0.0) == 500  # there is none between

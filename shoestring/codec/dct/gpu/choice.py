@@ -53,7 +53,7 @@ class Question:
     forms: int
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)  # a large model has hundreds of parts
 def ask(layout: Layout, options: Options) -> Question:
     large = [index for index, size in enumerate(layout.sizes) if size >= options.small]
     wanted = tuple(list_wanted(layout, options, large))

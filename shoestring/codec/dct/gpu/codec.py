@@ -176,7 +176,7 @@ def _encode(
         intact = torch.zeros(1, dtype=torch.int32, device=device)
         _inverse(codes, values, kept, intact, places, steps, 1.0, KEEP)
 
-    geometry = stream.lay_out(layout, headers)
+    geometry = places.geometry
     most_words = room * layout.total + entropy.SLACK.value * places.chunks
     own = torch.empty(geometry.words_at + 2 * most_words, dtype=torch.uint8, device=device)
     if places.floats.count:

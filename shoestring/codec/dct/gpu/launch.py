@@ -8,6 +8,7 @@ as long as a kernel with the same constants takes pointers of the same types.
 
 import inspect
 import os
+import threading
 from typing import Any
 
 import triton
@@ -18,6 +19,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # What a compiled kernel is called with has changed before; elsewhere Triton launches.
 _IS_KNOWN = not INTERPRETED and tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)
 _ALIGNED = 16
+_interpreter = threading.Lock()  # it takes the place of Triton's own functions while it runs
 
 
 class Kernel:
@@ -34,6 +36,10 @@ class Kernel:
         self._variants: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
 
     def __call__(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        if INTERPRETED:
+            with _interpreter:
+                self.function[grid](*arguments, **constants)
+            return
         if not _IS_KNOWN:
             self.function[grid](*arguments, **constants)
             return

@@ -107,18 +107,20 @@ class Places:
     chunks: int
     order: Tensor  # chunks by falling size: neighbours take about as long
     lanes: int  # chunks that one warp walks
+    geometry: stream.Geometry
 
 
 def find_places(layout: Layout, headers: NDArray[np.void], device: torch.device) -> Places:
     return _find(layout, headers["kind"].tobytes(), headers["chunk_log2"].tobytes(), device)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)  # a large model has hundreds of parts
 def _find(layout: Layout, kinds: bytes, chunk_logs: bytes, device: torch.device) -> Places:
     headers = np.zeros(len(layout.sizes), stream.TENSOR)
     headers["kind"] = np.frombuffer(kinds, np.uint8)
     headers["chunk_log2"] = np.frombuffer(chunk_logs, np.uint8)
-    tiles = stream.lay_out(layout, headers).tiles
+    geometry = stream.lay_out(layout, headers)
+    tiles = geometry.tiles
     side = tiles[:, stream.TILE_SIDE]
     blocks = np.where(side > 1, tiles[:, stream.TILE_BLOCKS], 0)
 
@@ -140,6 +142,7 @@ def _find(layout: Layout, kinds: bytes, chunk_logs: bytes, device: torch.device)
         chunks=tile.size,
         order=_index(np.argsort(-length, kind="stable"), device),
         lanes=_lanes(tile.size),
+        geometry=geometry,
     )
 
 

@@ -101,7 +101,7 @@ class Samples:
         )  # fmt: skip
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)  # a large model has hundreds of parts
 def find_samples(
     layout: Layout, wanted: Wanted, relative: tuple[float, ...], device: torch.device
 ) -> Samples:
