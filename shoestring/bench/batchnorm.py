@@ -120,7 +120,7 @@ def _measure(effort: Effort, cases: Sequence[Case], say: Say, data: Path | None)
     rows: list[Row] = []
     traffic: list[TrafficRow] = []
     plain: dict[tuple[int, int], Result] = {}
-    for policy in effort.policies:
+    for policy in effort.policies if effort.seeds else ():
         for case in cases:
             h = POLICIES[policy]
             steps = -(-effort.steps // h) * h  # whole rounds: replicas are equal after the last

@@ -64,6 +64,7 @@ def measure_delay(
                 say(f"{1e3 * DELAY_S:g} ms delay, batch {task.batch}: {kind}, {repeat + 1} of {repeats}")
                 own = msgspec.structs.replace(task, norm=kind, workers=_HOSTS, is_measured=False)
                 times_ms[kind].append(step_ms_of(run_workers(own, reach)[0], own.h, _SKIPPED))
+            say("  " + ", ".join(f"{kind} {times_ms[kind][-1]:.1f} ms a step" for kind in kinds))
             times_ms["joined"].append(times_ms["local"][-1] + time_exchanges(link, exchange_sizes(widths)))
     rows = []
     for norm, own_ms in times_ms.items():
