@@ -120,7 +120,7 @@ def run(
     print is passed on. When one fails the others are stopped, and its exit code is that of the run.
     """
     from shoestring.config import Run
-    from shoestring.launch.resume import choose
+    from shoestring.launch.resume import begin
 
     _check(script, as_module, codec, policy, checkpoint, every, working_dir)
     if not on and (cpus is not None or gpus is not None or working_dir or variables or allow_open):
@@ -139,7 +139,7 @@ def run(
         folder=folder,
         checkpoint=checkpoint.absolute() if checkpoint is not None else None,
         every=every,
-        resume=choose(resume, checkpoint, _say),
+        resume=begin(resume, checkpoint, _say),
         codec=codec,
         policy=policy,
     )

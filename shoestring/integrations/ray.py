@@ -30,7 +30,7 @@ from shoestring.errors import JoinError, ShoestringError
 from shoestring.launch.host import ShardOrder
 from shoestring.launch.raykeys import RunKeys
 from shoestring.launch.rayseat import Order, Seat, tcp_address, write_keys
-from shoestring.launch.resume import AUTO, choose
+from shoestring.launch.resume import AUTO, begin
 from shoestring.worker import session
 
 _POLL_S = 5.0
@@ -133,7 +133,7 @@ def _whereabouts() -> tuple[str, str]:
 
 def _choose(wanted: str, checkpoint: Path | None) -> tuple[str, str, str]:
     try:
-        return str(choose(wanted, checkpoint, _say) or ""), "", ""
+        return str(begin(wanted, checkpoint, _say) or ""), "", ""
     except ShoestringError as error:
         return "", error.message, error.hint
 

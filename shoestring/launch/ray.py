@@ -35,7 +35,8 @@ from shoestring.launch.local import Failure, Outcome
 from shoestring.launch.raycluster import Cluster, open_cluster, parse_address
 from shoestring.launch.raykeys import RunKeys
 from shoestring.launch.rayplace import Places, place
-from shoestring.launch.rayseat import Order, RaySeat, Report, newest_or, tcp_address
+from shoestring.launch.rayseat import Order, RaySeat, Report, tcp_address
+from shoestring.launch.resume import AUTO, begin
 from shoestring.launch.signals import signals_as_exceptions, signals_ignored
 from shoestring.observe.progress import Board, Display
 
@@ -101,7 +102,8 @@ def run_ray(
                 if crew.lost is None or left < 0:
                     break
                 say(f"{crew.lost} is gone: starting all workers and shards again")
-                run = replace(run, resume=newest_or(run.checkpoint, run.resume, say))
+                # What is left of this crew must not change the folder from now on.
+                run = replace(run, resume=begin(AUTO, run.checkpoint, say) or run.resume)
         finally:
             display.close()
     outcome.exit_codes = crew.codes

@@ -29,7 +29,7 @@ from shoestring.config import Run
 from shoestring.errors import JoinError, ShoestringError, UsageError
 from shoestring.launch.host import ShardOrder, ShardProcess, local_address
 from shoestring.launch.lifeline import Lifeline
-from shoestring.launch.resume import AUTO, choose
+from shoestring.launch.resume import AUTO, begin
 from shoestring.worker import session
 
 TIMEOUT_S = 300.0
@@ -118,7 +118,7 @@ def _part(store: Store, place: Place) -> None:
 
 
 def _choose(settings: Run) -> Path | None:
-    return choose(str(settings.resume or AUTO), settings.checkpoint, _say)
+    return begin(str(settings.resume or AUTO), settings.checkpoint, _say)
 
 
 def _tell(act: Callable[[], str]) -> str:

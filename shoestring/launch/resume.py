@@ -4,9 +4,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoestring.errors import SnapshotError, UsageError
+from shoestring.server.owner import take_over
 from shoestring.server.snapshot import MANIFEST, Snapshot, newest
 
 AUTO, NO = "auto", "no"
+
+
+def begin(wanted: str, checkpoint: Path | None, say: Callable[[str], None]) -> Path | None:
+    """Make the folder of checkpoints this run's own, then `choose`."""
+    if wanted == NO:
+        choose(wanted, checkpoint, say)  # which may refuse; the folder is another run's then
+    if checkpoint is not None:
+        take_over(checkpoint)
+    return choose(wanted, checkpoint, say)
 
 
 def choose(wanted: str, checkpoint: Path | None, say: Callable[[str], None]) -> Path | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from shoestring.config import Run
 from shoestring.errors import UsageError
 from shoestring.launch import lifeline
-from shoestring.launch.resume import AUTO, choose
+from shoestring.launch.resume import AUTO, begin
 from shoestring.worker import session
 
 _GRACE_S = 5.0
@@ -38,7 +38,7 @@ def init() -> Run:
         return slurm.join()
     run = Run.here()
     if run.is_alone:
-        run = replace(run, resume=choose(str(run.resume or AUTO), run.checkpoint, _say))
+        run = replace(run, resume=begin(str(run.resume or AUTO), run.checkpoint, _say))
     return session.begin(run).run
 
 

@@ -1,6 +1,6 @@
 """Cut a model into parts and spread them over the shards.
 
-A part is a run of pieces of tensors, about 1 to 4 MB, that travels, is coded and is
+A part is a run of pieces of tensors, about 0.5 to 4 MB, that travels, is coded and is
 updated as one. How a model is cut depends on the model alone, never on the number of
 shards or workers: so the bits of a run do not depend on them either, and a checkpoint
 can be restored on another number of shards.
@@ -24,7 +24,7 @@ from shoestring.errors import JoinError
 from shoestring.server.rules import Rule
 from shoestring.server.statistics import Layer, check_layers
 
-SMALLEST, LARGEST = 1 << 15, 1 << 20  # values a part, about
+SMALLEST, LARGEST = 1 << 17, 1 << 20  # values a part, about
 _SHARE = 16  # a model has about this many parts, where the bounds allow
 _SLACK = 1.25
 _GRAIN = 1024  # a row that is itself too large is cut at multiples of it: whole blocks of every size

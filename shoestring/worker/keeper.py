@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from shoestring.errors import ShoestringError, SnapshotError, UsageError
+from shoestring.server.owner import owned, read_owner
 from shoestring.server.partition import Table
 from shoestring.server.snapshot import (
     FileRecord,
@@ -75,6 +76,7 @@ class Keeper:
         self._records: dict[int, list[FileRecord]] = {}
         self._reports: dict[int, int] = {}
         self._steps: dict[int, int] = {}
+        self._owner = "" if self._root is None else read_owner(self._root)
         self._settled = 0  # the last checkpoint that was completed or given up
 
     def round_ended(self, seq: int, steps: int) -> None:
@@ -226,8 +228,9 @@ class Keeper:
         self._settled = max(self._settled, seq)
         folder = step_folder(self._root, seq)
         try:
-            commit(folder, manifest)
-            prune(self._root, keep=run.keep)
+            with owned(self._root, self._owner):
+                commit(folder, manifest)
+                prune(self._root, keep=run.keep)
         except (ShoestringError, OSError) as error:
             self._give_up(seq, str(error))
             return

@@ -176,3 +176,25 @@ def test_a_folder_and_a_variable_go_along_and_the_exit_code_comes_back(cluster, 
     assert "worker 0 ended with exit code 7" in err
     where, mine = out.split()
     assert (Path(where) != code, mine) == (True, "yes")  # a copy that Ray made
+
+
+# The last of this file, as it takes a node away.
+@pytest.mark.slow
+def test_a_lost_node_costs_no_bit_and_a_new_one_is_used(cluster, script, tmp_path, whole):
+    checkpoints = ("--checkpoint", tmp_path / "checkpoints", "--every", str(EVERY))
+    command = training(cluster, tmp_path, *checkpoints, paused=0)
+    with RayCommand(cluster, *command) as run:
+        next_pause(run)
+        cluster.kill(2)
+        code, out, err = run.finish()
+    assert code == 0, err
+    assert "is gone: starting all workers and shards again" in err
+    assert re.search(RESUMED, err)
+    assert "3 workers and 2 shards on 2 Ray nodes" in err
+    assert hashes(out) == whole
+
+    cluster.add()
+    (tmp_path / "train.py").write_text("print('trained')")
+    code, out, err = run_on(cluster, *training(cluster, tmp_path))
+    assert (code, out.count("trained")) == (0, 3)
+    assert "3 workers and 3 shards on 3 Ray nodes" in err

@@ -9,6 +9,7 @@ from torch import nn
 
 from shoestring.config import Run
 from shoestring.observe.events import EventLog
+from shoestring.server.owner import take_over
 from shoestring.server.partition import Table
 from shoestring.server.rules import Rule
 from shoestring.server.snapshot import TensorFileWriter, newest, step_folder
@@ -40,13 +41,33 @@ def write_shard(root: Path, seq: int, index: int) -> object:
         return msgspec.to_builtins(writer.finish({"parts": {}}))
 
 
-def test_a_shard_that_is_done_before_the_worker_ended_the_round_is_remembered(tmp_path):
-    here = Session(Run(checkpoint=tmp_path, every=4), 1, EventLog(None, "test"))
+def make_keeper(root: Path, exchange: Reports) -> Keeper:
+    here = Session(Run(checkpoint=root, every=4), 1, EventLog(None, "test"))
     model = nn.Linear(1, 1)
-    exchange = Reports()
     courier = SimpleNamespace(exchange=exchange, kept=dict)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    keeper = Keeper(here, model, optimizer, courier, Table((), Rule("sgd"), 1, 0.0), shards=2, is_local=False)
+    return Keeper(here, model, optimizer, courier, Table((), Rule("sgd"), 1, 0.0), shards=2, is_local=False)
+
+
+def test_what_is_left_of_a_run_completes_no_checkpoint_after_another_took_over(tmp_path, capsys):
+    take_over(tmp_path)
+    exchange = Reports()
+    keeper = make_keeper(tmp_path, exchange)
+    keeper.round_ended(4, 4)
+    keeper.step_begins()
+    for thread in keeper._writers:
+        thread.join()
+    take_over(tmp_path)
+    for index in range(2):
+        exchange.snapped.append((say.Snapped(4), msgspec.json.encode([write_shard(tmp_path, 4, index)])))
+    keeper.close()
+    assert newest(tmp_path)[0] is None
+    assert "another run has taken over" in capsys.readouterr().err
+
+
+def test_a_shard_that_is_done_before_the_worker_ended_the_round_is_remembered(tmp_path):
+    exchange = Reports()
+    keeper = make_keeper(tmp_path, exchange)
     exchange.snapped.append((say.Snapped(4), msgspec.json.encode([write_shard(tmp_path, 4, 1)])))
     keeper.round_ended(4, 4)  # the second shard had written its file by now
     keeper.step_begins()
