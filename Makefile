@@ -16,8 +16,11 @@ KEPT := --no-index --find-links $(WHEELS)
 fetch = $(PIP) $(INSTALL) hatchling && $(PIP) download --quiet --constraint constraints.txt \
 	--no-build-isolation --dest $(WHEELS) hatchling '.[torch,triton,fleet,ray,bench,dev]'
 
+PEERS := .venv-peers
+PEERS_PIP := PIP_CONSTRAINT=$(CURDIR)/constraints-peers.txt $(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint golden clean
+.PHONY: help demo test lint golden peers clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -37,6 +40,8 @@ lint: $(READY) ## Check style, types and the direction of imports
 golden: $(READY) ## Write tests/golden/public_api.txt anew, to be read in the diff
 	$(BIN)/python tests/unit/test_public_api.py
 
+peers: $(PEERS)/.ready ## Build .venv-peers: torchft and hivemind, for `shoestring bench train`
+
 clean: ## Remove .venv, caches and builds
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find shoestring tests -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -47,4 +52,13 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the versions of constraints.txt into $(VENV)"
 	@($(call install,$(KEPT))) 2>/dev/null || ($(fetch) && $(call install,$(KEPT))) || ($(call install))
+	@touch $@
+
+# PIP_CONSTRAINT rather than --constraint: it holds for what builds a source archive, too.
+$(PEERS)/.ready: pyproject.toml constraints-peers.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@echo "installing the versions of constraints-peers.txt into $(PEERS)"
+	@$(PEERS_PIP) --find-links $(WHEELS) torch torchft-nightly hivemind numpy google-crc32c msgspec numba \
+		psutil pyzmq rich safetensors typer hatchling
+	@$(PEERS_PIP) --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -187,8 +187,8 @@ def main() -> None:
         row = measure(shapes, options, arguments.profile)
         report["rows"].append(row)
         print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        if arguments.json:
+            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

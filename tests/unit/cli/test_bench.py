@@ -1,137 +1,76 @@
-"""`shoestring bench codec`: data to stdout, the rest to stderr, mistakes named."""
+"""What every command of `shoestring bench` has in common: where its results go, and what they say."""
 
-import io
 import json
-import re
 
 import pytest
 
-from shoestring.bench import codec as bench
-from shoestring.bench import report
-from shoestring.cli import main
+from shoestring.cli import env, main
+from shoestring.cli.bench import app
+from shoestring.cli.bench.options import check_output, deliver, describe_machine, say
+from shoestring.errors import UsageError
 
-SMALL = ["--gradients", "gaussian,zeros", "--size-mb", "0.05", "--quick"]
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    """Figures do not matter here: measure as little as can be."""
-    monkeypatch.setattr(bench, "QUICK", bench.Effort(repeats=1, seconds=0, copy_mib=1))
+COMMANDS = {entry.callback.__name__: entry for entry in app.registered_commands}
 
 
-def run(capsys, *args):
+def test_there_are_commands_to_check():
+    assert {"codec", "wire", "cache", "batchnorm", "split", "fleet"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_has_a_file_and_examples_of_its_own(name):
+    assert COMMANDS[name].callback.__module__ == f"shoestring.cli.bench.{name}"
+    title, *examples = COMMANDS[name].epilog.splitlines()
+    assert title == "[bold]Examples[/bold]"
+    assert examples
+    for example in examples:
+        assert example.split()[:3] == ["shoestring", "bench", name]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_refuses_a_missing_folder_before_it_measures(capsys, tmp_path, name):
     with pytest.raises(SystemExit) as left:
-        main(["bench", "codec", *args])
-    out, err = capsys.readouterr()
-    return left.value.code, out, err
-
-
-def test_json_is_alone_on_stdout_and_in_the_file(capsys, tmp_path):
-    file = tmp_path / "codec.json"
-    code, out, err = run(
-        capsys, *SMALL, "--json", "--output", str(file), "--codec", "dct:bits=1", "--codec", "int8"
+        main(["bench", name, "--json", "--output", str(tmp_path / "missing" / "it.json")])
+    assert left.value.code == 2
+    assert capsys.readouterr() == (
+        "",
+        f"error: there is no folder `{tmp_path / 'missing'}`\n\nhint: make it, or give another `--output`\n",
     )
-    assert code == 0
-    result = json.loads(out, parse_constant=pytest.fail)
-    assert json.loads(file.read_text()) == result
-    assert set(result) == {"machine", "rows", "transform"}
-    assert {"cpu", "memory_bytes", "memcpy_gbps", "packages"} <= set(result["machine"])
-    found = [(row["gradients"], row["codec"], row["options"], row["threads"]) for row in result["rows"]]
-    assert found == [
-        *(("gaussian", "dct", "bits=1.0", 1), ("gaussian", "int8", "", 1)),
-        *(("zeros", "dct", "bits=1.0", 1), ("zeros", "int8", "", 1)),
-    ]
-    nothing = result["rows"][2]
-    assert (nothing["entropy_gap"], nothing["nmse"]) == (None, 0)
-    assert nothing["bytes"] > 0
-    assert all(row["correct"] is True for row in result["rows"])
-    assert result["transform"] == []
-    assert "measuring on `gaussian` (0 of 4)" in err
 
 
-def test_table_names_what_was_measured(capsys):
-    code, out, _ = run(capsys, *SMALL, "--codec", "dct:block=8,bits=0.1", "--threads", "1,2")
-    assert code == 0
-    assert "gaussian: 12,500 values" in out
-    assert out.count("dct:block=8,bits=0.1") == 4
-    assert "…" not in out
+def test_output_may_be_left_out_or_be_in_a_folder_that_is_there(tmp_path):
+    check_output(None)
+    check_output(tmp_path / "it.json")
+    with pytest.raises(UsageError, match="there is no folder"):
+        check_output(tmp_path / "missing" / "it.json")
 
 
-def test_captured_gradients_are_compared_at_an_equal_error(capsys, monkeypatch, tmp_path):
-    from shoestring.bench import data, gradients, recipe
-
-    monkeypatch.setattr(gradients, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(data, "DEBIAN", tmp_path / "nowhere")
-    monkeypatch.delenv(data.VARIABLE, raising=False)
-    tiny = recipe.Recipe("conv", width=8, steps=2, early=(), batch=4, learning_rate=0.05)
-    monkeypatch.setitem(recipe.QUICK, "conv", tiny)
-    args = ["--quick", "--gradients", "conv", "--codec", "topk"]
-    code, out, err = run(capsys, *args, "--json")
-    assert code == 0
-    result = json.loads(out)
-    assert [(row["gradients"], row["nmse"]) for row in result["transform"]] == [
-        ("conv-digits", error) for error in (0.5, 0.25, 0.1)
-    ]
-    assert "capturing `conv` gradients (0 of 2)" in err
-    code, out, err = run(capsys, *args)
-    assert "bits a value at an equal error" in out
-    assert "capturing" not in err
-    code, out, _ = run(capsys, *args, "--no-transform")
-    assert "bits a value at an equal error" not in out
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("has_output", [False, True])
+def test_result_goes_where_it_is_asked_for(capsys, tmp_path, as_json, has_output):
+    result = {"machine": {"quick": True}, "rows": [{"figure": 0.5}, {"figure": None}]}
+    text = json.dumps(result, indent=2) + "\n"
+    file = tmp_path / "it.json"
+    deliver(result, file if has_output else None, as_json)
+    assert capsys.readouterr() == (text if as_json else "", "")
+    assert [path.read_text() for path in tmp_path.iterdir()] == [text] * has_output
 
 
-@pytest.mark.parametrize(
-    ("args", "found"),
-    [
-        (["--gradients", "conv,nothing"], "there are no gradients `nothing`"),
-        (["--codec", "nothing"], "there is no codec `nothing`"),
-        (["--threads", "two"], "`--threads two` is no list of numbers"),
-        (["--threads", "0"], "`--threads 0` is no list of numbers"),
-        (["--backend", "abacus"], "no backend `abacus`"),
-        (["--output", "/nowhere/at/all.json"], "there is no folder `/nowhere/at`"),
-        (["--data", "/nowhere", "--gradients", "conv"], "`/nowhere` has neither"),
-    ],
-)
-def test_mistakes_are_named(capsys, args, found):
-    code, out, err = run(capsys, "--quick", *args)
-    assert (code, out) == (2, "")
-    error, blank, hint = err.splitlines()[-3:]
-    assert error.startswith("error: ")
-    assert found in error
-    assert blank == ""
-    assert hint.startswith("hint: ")
+def test_result_that_is_no_json_is_refused_and_the_file_left_alone(capsys, tmp_path):
+    file = tmp_path / "it.json"
+    file.write_text("before")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        deliver({"figure": float("nan")}, file, True)
+    assert file.read_text() == "before"
+    assert capsys.readouterr() == ("", "")
 
 
-def test_ctrl_c_leaves_quietly_with_130(capsys, monkeypatch):
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bench, "measure", interrupt)
-    code, out, err = run(capsys, *SMALL)
-    assert (code, out) == (130, "")
-    assert re.fullmatch(r"measuring on `gaussian` \(0 of \d+\)\n", err)
+def test_machine_is_told_with_its_load_and_what_a_command_adds():
+    found = describe_machine(0.25, cores=1, quick=False)
+    facts = env.collect()
+    assert found == {**facts, "load_before": 0.25, "cores": 1, "quick": False}
+    assert list(found) == [*facts, "load_before", "cores", "quick"]
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_terminal_gets_one_living_line(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    stream = Terminal()
-    with report.show_progress(stream) as progress:
-        progress("measuring", 0, 3)
-        progress("measuring", 1, 3)
-    written = stream.getvalue()
-    assert "measuring" in written
-    assert "1/3" in written
-    assert "\x1b[2K" in written  # wiped again
-
-
-def test_lines_are_few_where_there_is_no_terminal():
-    stream = io.StringIO()
-    with report.show_progress(stream) as progress:
-        for done in range(1000):
-            progress("capturing", done, 1000)
-    assert stream.getvalue().splitlines() == [f"capturing ({at} of 1000)" for at in (0, 250, 500, 750)]
+def test_what_is_said_leaves_stdout_alone(capsys):
+    say("half of it is done")
+    assert capsys.readouterr() == ("", "half of it is done\n")

@@ -1,0 +1,26 @@
+"""`shoestring bench`: what the parts cost and save on this machine.
+
+A file a command; each imports what it measures inside its function, as listing
+the commands loads them all.
+"""
+
+import typer
+
+from shoestring.cli.bench import batchnorm, cache, codec, fleet, scale, split, train, wire
+
+app = typer.Typer(help="Measure what the parts cost and save on this machine.", rich_markup_mode="rich")
+
+
+@app.callback()
+def _group() -> None:
+    """Measure what the parts cost and save on this machine."""
+
+
+app.command(epilog=codec.EPILOG)(codec.codec)
+app.command(epilog=wire.EPILOG)(wire.wire)
+app.command(epilog=cache.EPILOG)(cache.cache)
+app.command(epilog=batchnorm.EPILOG)(batchnorm.batchnorm)
+app.command(epilog=split.EPILOG)(split.split)
+app.command(epilog=fleet.EPILOG)(fleet.fleet)
+app.command(epilog=train.EPILOG)(train.train)
+app.command(epilog=scale.EPILOG)(scale.scale)

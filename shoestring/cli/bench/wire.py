@@ -1,0 +1,56 @@
+"""`shoestring bench wire`: rounds of workers and shards against an all-reduce."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from shoestring.cli.bench.options import AsJson, Output, Specs, check_output, deliver, describe_machine
+from shoestring.errors import UsageError
+
+EPILOG = """\
+[bold]Examples[/bold]
+  shoestring bench wire --quick
+  shoestring bench wire --link loopback --codec float32
+  shoestring bench wire --json --output wire.json
+"""
+
+
+def wire(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small model and few rounds, within a minute.")
+    ] = False,
+    as_json: AsJson = False,
+    links: Annotated[
+        list[str] | None,
+        typer.Option("--link", metavar="LINK", help="Of loopback, 1gbit, 100mbit; may be given again."),
+    ] = None,
+    specs: Specs = None,
+    output: Output = None,
+) -> None:
+    """Measure rounds against gloo's all-reduce, and what shards and workers cost.
+
+    Two workers and two shards, a process each. Links other than loopback are network
+    namespaces with a limited rate and need root; without it they are left out.
+    """
+    check_output(output)
+
+    from shoestring.bench import hosts, report, suite
+    from shoestring.bench import wire as bench
+    from shoestring.codec.registry import make
+
+    for link in links or ():
+        if link not in hosts.LINKS:
+            raise UsageError(f"there is no link `{link}`", hint=f"one of {', '.join(hosts.LINKS)}")
+    codecs = [make(spec).spec for spec in specs or bench.CODECS]
+    load_before = os.getloadavg()[0]
+    with report.show_progress() as progress:
+        found = suite.measure(
+            bench.QUICK if quick else bench.FULL, tuple(links or hosts.LINKS), codecs, progress
+        )
+    memcpy_gbps = found.pop("memcpy_gbps")
+    machine = describe_machine(load_before, memcpy_gbps=memcpy_gbps, quick=quick)
+    result = {"machine": machine, **found}
+    deliver(result, output, as_json)
+    if not as_json:
+        suite.show(result)
