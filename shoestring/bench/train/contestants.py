@@ -52,7 +52,14 @@ CONTESTANTS = {
         Contestant("powersgd-4", "ddp", {"hook": "powersgd", "rank": 4}),
         Contestant("torchft-diloco", "torchft", {"kind": "diloco", "sync_every": 20}, "torchft-nightly", 20),
         Contestant("torchft-local", "torchft", {"kind": "local", "sync_every": 20}, "torchft-nightly", 20),
-        Contestant("hivemind", "hivemind", {"sync_every": 20}, "hivemind", 20),
+        Contestant(
+            "hivemind",
+            "hivemind",
+            {"sync_every": 20},
+            "hivemind",
+            20,
+            follows_link=True,  # not the link, but no two runs are the same
+        ),
         _ours("shoestring-auto", "auto", "every:delay=none", follows_link=True),
         _ours("shoestring-every", "dct:step=1.5", "every"),
         _ours("shoestring-local", "dct:step=1.5", "local:4", period=4),

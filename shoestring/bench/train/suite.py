@@ -49,20 +49,33 @@ QUICK = Effort(
 )
 
 
-def measure(effort: Effort, say: Callable[[str], None]) -> dict[str, Any]:
-    """Race; return rows, and what could not take part with the reason."""
+def measure(
+    effort: Effort, say: Callable[[str], None], keep: Callable[[dict[str, Any]], None] = lambda found: None
+) -> dict[str, Any]:
+    """Race; return rows, and what could not take part with the reason.
+
+    What is there so far is given to `keep` after every row, as all of it takes long.
+    """
     for link in effort.links:
         if link not in LINKS:
             raise UsageError(f"there is no link `{link}`", hint=f"one of {', '.join(LINKS)}")
     left_out = [{"link": link, "why": why} for link in effort.links if (why := network.missing(link))]
     links = [link for link in effort.links if not network.missing(link)]
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
+    found = {"targets": {name: WORKLOADS[name].target for name in effort.workloads}, "rows": rows}
+    found["left_out"] = left_out
+
+    def take(row: Row) -> None:
+        rows.append(asdict(row))
+        _tell(row, say)
+        keep(found)
+
     for workload in (find_workload(name) for name in effort.workloads):
         for contestant in (find_contestant(name) for name in effort.contestants):
             try:
                 find_python(contestant)
                 for count in effort.hosts:
-                    rows += _race_everywhere(contestant, workload, links, count, effort, say)
+                    _race_everywhere(contestant, workload, links, count, effort, take)
             except ShoestringError as error:
                 say(f"{contestant.name}: {error.message}")
                 left_out.append(
@@ -72,11 +85,7 @@ def measure(effort: Effort, say: Callable[[str], None]) -> dict[str, Any]:
                         "why": f"{error.message}: {error.hint}",
                     }
                 )
-    return {
-        "targets": {name: WORKLOADS[name].target for name in effort.workloads},
-        "rows": [asdict(row) for row in rows],
-        "left_out": left_out,
-    }
+    return found
 
 
 def search(effort: Effort, say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -135,9 +144,8 @@ def _race_everywhere(
     links: Sequence[str],
     count: int,
     effort: Effort,
-    say: Callable[[str], None],
-) -> list[Row]:
-    rows = []
+    take: Callable[[Row], None],
+) -> None:
     rate = rate_of(contestant.name, workload)
     courses: dict[int, list[Result]] = {}
     own_space = not network.missing("loopback", own_space=True)
@@ -145,8 +153,7 @@ def _race_everywhere(
         for seed in range(effort.seeds):
             entry = Entry(contestant, workload, seed, rate, workload.steps, effort.data)
             courses[seed] = race(entry, hosts, count, _LIMIT_S)
-            rows.append(rank(entry, "loopback", courses[seed], courses[seed], cards=int(own_space)))
-            _tell(rows[-1], say)
+            take(rank(entry, "loopback", courses[seed], courses[seed], cards=int(own_space)))
     for link in (link for link in links if link != "loopback"):
         with network.connected(link, count) as hosts:
             for seed in range(effort.seeds if contestant.follows_link else 1):
@@ -155,9 +162,7 @@ def _race_everywhere(
                     taken = timed_steps(entry, effort.timed_steps)
                     entry = Entry(contestant, workload, seed, rate, taken, effort.data)
                 results = race(entry, hosts, count, _LIMIT_S)
-                rows.append(rank(entry, link, results, courses[seed], cards=count))
-                _tell(rows[-1], say)
-    return rows
+                take(rank(entry, link, results, courses[seed], cards=count))
 
 
 def _tell(row: Row, say: Callable[[str], None]) -> None:

@@ -1,7 +1,7 @@
 """`shoestring bench train`: the same training over the same link, beside what others offer."""
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -71,14 +71,18 @@ def train(
         data=data,
     )
     load_before = os.getloadavg()[0]
+    machine = describe_machine(load_before, quick=quick, contestants=suite.versions(effort))
+
+    def keep(found: dict[str, Any]) -> None:
+        if output is not None:
+            deliver({"machine": machine, **found}, output, as_json=False)
+
     if search:
         found = {"rates": suite.search(effort, say)}
     elif ablation:
         found = {"ablation": suite.ablate(effort, say)}
     else:
-        found = suite.measure(effort, say)
-    versions = suite.versions(effort)
-    machine = describe_machine(load_before, quick=quick, contestants=versions)
+        found = suite.measure(effort, say, keep)
     deliver({"machine": machine, **found}, output, as_json)
     if not as_json:
         typer.echo("\n".join(table.lines(found)))
