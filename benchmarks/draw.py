@@ -1,29 +1,50 @@
-"""Draw the README's chart from committed results: `python benchmarks/draw.py`."""
+"""Draw the charts and write the tables that documents show, from committed results.
+
+    python benchmarks/draw.py
+
+Tables stand between `<!-- table: NAME -->` and `<!-- end -->`; a test writes them anew and compares.
+"""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
 
-HERE = Path(__file__).parent
+from shoestring.bench import scaletable
+from shoestring.bench.train.table import lines, summarise
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+DOCUMENTS = ("README.md", "docs/benchmark.md", "docs/scale.md")
 SERIES = {
     "topk": "top-k, float32 values",
     "never": "dct without a transform",
     "dct_block_8": "dct, blocks of 8 x 8",
     "dct": "dct, blocks that fit the kernels",
 }
+LINKS = {
+    "10mbit-40ms": "10 Mbit/s, 40 ms",
+    "100mbit-10ms": "100 Mbit/s, 10 ms",
+    "1gbit-1ms": "1 Gbit/s, 1 ms",
+    "loopback": "one machine",
+}
+OURS, OTHERS = "#d1495b", "#8d99ae"
+_TABLE = re.compile(r"(<!-- table: ([a-z0-9 -]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
-def main() -> None:
-    rows = [
-        row
-        for row in json.loads((HERE / "results" / "codec.json").read_text())["transform"]
-        if row["gradients"] == "conv"
-    ]
-    plt.rcParams["svg.hashsalt"] = "shoestring"
+def load(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def draw_codec() -> None:
+    """Bits a value that leave an equal error."""
+    rows = [row for row in load("codec")["transform"] if row["gradients"] == "conv"]
     figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
     height = 0.8 / len(SERIES)
     for place, (key, label) in enumerate(SERIES.items()):
@@ -36,10 +57,81 @@ def main() -> None:
     axes.set_xlim(right=60)
     axes.set_xlabel("bits a value (float32: 32), gradients of a residual net")
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    target = HERE.parent / "docs" / "codec.svg"
-    target.parent.mkdir(exist_ok=True)
-    figure.savefig(target, metadata={"Date": None})
+    _save(figure, "codec.svg")
+
+
+def draw_train() -> None:
+    """Seconds until the residual net has reached its target, link by link."""
+    found = load("train")
+    figure, panels = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained", sharey=True)
+    for axes, link in zip(panels, list(LINKS)[:3], strict=True):
+        means = _means(found, "conv", link)[::-1]
+        names = [one["contestant"] for one in means]
+        seconds = [one["seconds_to_target"] for one in means]
+        reached = [value for value in seconds if value is not None]
+        left = min(reached) / 2  # a bar that begins there says: never
+        colours = [OURS if name.startswith("shoestring") else OTHERS for name in names]
+        bars = axes.barh(names, [value or left for value in seconds], color=colours)
+        labels = ["never" if value is None else f"{value:,.0f} s" for value in seconds]
+        axes.bar_label(bars, labels, padding=2, fontsize=8)
+        axes.set_title(LINKS[link], fontsize=10)
+        axes.set_xscale("log")
+        axes.set_xlim(left, 4 * max(reached))
+        axes.tick_params(labelsize=8)
+    figure.supxlabel(
+        f"seconds to {found['targets']['conv']:g} % on Fashion-MNIST, a residual net on two hosts", fontsize=9
+    )
+    _save(figure, "train.svg")
+
+
+def _means(found: Any, workload: str, link: str, hosts: int = 2) -> list[dict[str, Any]]:
+    return summarise(
+        row
+        for row in found["rows"]
+        if (row["workload"], row["link"], row["hosts"]) == (workload, link, hosts)
+    )
+
+
+def _save(figure: Any, name: str) -> None:
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(ROOT / "docs" / name, metadata={"Date": None})
+
+
+def table_of_train(workload: str, link: str) -> list[str]:
+    found = load("train")
+    rows = [row for row in found["rows"] if (row["workload"], row["link"]) == (workload, link)]
+    return lines({"rows": rows, "left_out": []})[2:-1]
+
+
+def tables() -> dict[str, Callable[[], list[str]]]:
+    """By name, what writes the lines of each table."""
+    made: dict[str, Callable[[], list[str]]] = {
+        name: lambda own=own: own for name, own in scaletable.tables(load("scale")).items()
+    }
+    for workload in sorted({row["workload"] for row in load("train")["rows"]}):
+        for link in LINKS:
+            made[f"train {workload} {link}"] = lambda w=workload, k=link: table_of_train(w, k)
+    return made
+
+
+def renew(text: str) -> str:
+    """A document with its tables written anew."""
+    known = tables()
+
+    def write(found: re.Match[str]) -> str:
+        return found[1] + "\n".join(known[found[2]]()) + "\n" + found[4]
+
+    return _TABLE.sub(write, text)
+
+
+def main() -> None:
+    plt.rcParams["svg.hashsalt"] = "shoestring"
+    draw_codec()
+    draw_train()
+    for name in DOCUMENTS:
+        path = ROOT / name
+        path.write_text(renew(path.read_text()))
 
 
 if __name__ == "__main__":
