@@ -86,9 +86,11 @@ class Peer:
 
 
 @contextlib.contextmanager
-def started(hosts: Hosts, host: int, name: str, told: dict[str, Any]) -> Iterator[Peer]:
+def started(
+    hosts: Hosts, host: int, name: str, told: dict[str, Any], module: str = "shoestring.bench.wirepeer"
+) -> Iterator[Peer]:
     """Start one process on a host; it ends with the context."""
-    words = [sys.executable, "-m", "shoestring.bench.wirepeer", json.dumps(told)]
+    words = [sys.executable, "-m", module, json.dumps(told)]
     with tempfile.TemporaryFile() as complaints:
         process = subprocess.Popen(
             hosts.command(host, *words),

@@ -93,11 +93,23 @@ def _plain_lines(stream: TextIO) -> Progress:
     return write
 
 
+def print_table(
+    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], width: int = _WIDTH
+) -> None:
+    """Print a table whose first column is text and whose others are figures."""
+    table = _table(title)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if place == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    _console(width).print(table)
+
+
 def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE, padding=(0, 1))
 
 
-def _console() -> Console:
+def _console(width: int = _WIDTH) -> Console:
     """A cut figure is worth nothing: a narrow terminal, or none, gets the width that tables need."""
     console = Console()
-    return console if console.width >= _WIDTH else Console(width=_WIDTH)
+    return console if console.width >= width else Console(width=width)

@@ -102,7 +102,7 @@ def _message_s() -> float:
                 worker.send_multipart(frames.encode(message, payload))
             for number in range(_BEATS):
                 worker.send_multipart(frames.encode(say.Beat(float(number))))
-            time.sleep(_SETTLE_S)  # until they wait on the other side
+            time.sleep(_SETTLE_S)  # until all wait on the other side: ZeroMQ does not tell how many do
             thread.start()
             for _ in range(2 + _BEATS):  # welcome, entered, and an echo of each
                 if not worker.poll(int(1e3 * PATIENCE_S)):

@@ -7,26 +7,21 @@ the same for all processes of a machine.
 
 import contextlib
 import json
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import psutil
 import zmq
 
-from shoestring.bench import replay
-from shoestring.bench.wirepeer import Worker
+from shoestring.bench.wirepeer import Worker, obey, rehearse, take_stdout
 from shoestring.errors import ShoestringError
 from shoestring.server.serve import Service, listen
 from shoestring.server.shard import Shard
-from shoestring.server.warmup import warm_up
 from shoestring.wire.keys import keys_from_folder
-
-_SMALL = 100_000  # values: every kind of tensor that the benchmark has
 
 
 def thread_seconds(threads: Path = Path("/proc/self/task")) -> dict[str, float]:
@@ -102,7 +97,7 @@ class RoundWorker(Worker):
         _, optimizer = self._runs[codec]
         traffic = optimizer.driver.courier.exchange.traffic
         up, down = traffic.up, traffic.down
-        time.sleep(max(0.0, at - time.monotonic()))
+        time.sleep(max(0.0, at - time.monotonic()))  # all workers begin at the moment they were given
         optimizer.step()
         ended = time.monotonic()
         return {
@@ -154,18 +149,9 @@ class WorkerPeer:
 
 
 def main() -> None:
-    # Libraries print to stdout what they think: answers go to a copy of it, the rest to stderr.
-    answers: TextIO = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def say(answer: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            print(json.dumps(answer), file=answers, flush=True)
-
+    say = take_stdout()
     told = json.loads(sys.argv[1])
-    warm_up()
-    for codec in told["codecs"]:
-        replay.digest(_SMALL, codec, 1, 1)
+    rehearse(told["codecs"])
     peer: ShardPeer | WorkerPeer
     if told["be"] == "shard":
         peer = ShardPeer()
@@ -176,11 +162,8 @@ def main() -> None:
             "enter": peer.enter, "prepare": peer.prepare, "round": peer.round,
             "digest": peer.digest, "leave": peer.leave,
         }  # fmt: skip
-    say({})
     try:
-        for line in sys.stdin:
-            command = json.loads(line)
-            say(actions[command["do"]](command))
+        obey(actions, say)
     except ShoestringError as error:
         say({"error": error.message, "hint": error.hint})
         sys.exit(1)

@@ -7,14 +7,12 @@ all workers must end with the same bits, and small models with those of a plain 
 """
 
 import contextlib
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,8 @@ from typing import Any
 import psutil
 
 from shoestring.bench import likeness
-from shoestring.bench.peers import Peer, ask_all
+from shoestring.bench.hosts import LOOPBACK, Hosts
+from shoestring.bench.peers import Peer, ask_all, started
 from shoestring.bench.recipe import Progress
 from shoestring.bench.scalecosts import Run, Usage
 from shoestring.errors import ShoestringError
@@ -84,24 +83,9 @@ def measure(effort: Effort, codecs: Sequence[str], progress: Progress) -> list[R
     return runs
 
 
-@contextlib.contextmanager
-def _started(be: str, index: int, codecs: Sequence[str]) -> Iterator[Peer]:
+def _started(be: str, index: int, codecs: Sequence[str]) -> AbstractContextManager[Peer]:
     told = {"be": be, "codecs": list(codecs)}
-    with tempfile.TemporaryFile() as complaints:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "shoestring.bench.scalepeer", json.dumps(told)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            text=True,
-            # Threads that wait without spinning: others need the cores.
-            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"},
-        )
-        peer = Peer(f"{be} {index}", process, complaints)
-        try:
-            yield peer
-        finally:
-            peer.close()
+    return started(Hosts(LOOPBACK), index, f"{be} {index}", told, "shoestring.bench.scalepeer")
 
 
 @contextlib.contextmanager

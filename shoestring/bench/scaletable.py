@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
+from shoestring.bench.report import print_table
 from shoestring.bench.scale import DISTURBED, Comparison, Row, find_reach
 
 _WIDTH = 120
@@ -26,7 +23,7 @@ _BOTTLENECKS = {
 
 def show(comparisons: Sequence[Comparison], rows: Sequence[Row]) -> None:
     """Print two tables: what the model is worth here, and what it says."""
-    _print(
+    print_table(
         "measured on this machine, and predicted (* costs come from it, ! other processes disturbed it)",
         ("codec", "MB", "workers", "measured ms", "predicted ms", "error"),
         [
@@ -36,8 +33,9 @@ def show(comparisons: Sequence[Comparison], rows: Sequence[Row]) -> None:
             )
             for entry in comparisons
         ],
+        _WIDTH,
     )
-    _print(
+    print_table(
         "simulated",
         (
             "codec",
@@ -62,6 +60,7 @@ def show(comparisons: Sequence[Comparison], rows: Sequence[Row]) -> None:
             for row in rows
             if not row.problem
         ],
+        _WIDTH,
     )
     for problem in dict.fromkeys(row.problem for row in rows if row.problem):
         print(f" left out of the table: {problem}")
@@ -135,13 +134,3 @@ def _cell(row: dict[str, Any]) -> str:
         f"{took} ({row['limit_ms'] / 1e3:.2g}); {_BOTTLENECKS[row['bottleneck']]}; "
         f"{row['shard_load']:.0%}, {row['link_load']:.0%}, {memory}"
     )
-
-
-def _print(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE, padding=(0, 1))
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if place == 0 else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    (console if console.width >= _WIDTH else Console(width=_WIDTH)).print(table)

@@ -4,19 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from shoestring.bench import footprint, hosts, shardcost, wire
 from shoestring.bench.load import ADAMW, SGD
 from shoestring.bench.machine import Memcpy
 from shoestring.bench.recipe import Progress
+from shoestring.bench.report import print_table
 
 _SHARD_CODEC = "dct:bits=0.1"
 _MANY = 16  # workers, to show that a shard's memory does not depend on them
 _COPY_MIB = 128
-_WIDTH = 110
 
 
 def measure(
@@ -64,7 +60,7 @@ def measure(
 
 def show(result: dict[str, Any]) -> None:
     """Print tables."""
-    _print(
+    print_table(
         "a round against gloo's all-reduce",
         ("codec", "link", "MB", "round ms", "gloo ms", "ratio", "of the link"),
         [
@@ -78,7 +74,7 @@ def show(result: dict[str, Any]) -> None:
     )
     for left in result["left_out"]:
         print(f" {left['link']} is left out: {left['reason']}")
-    _print(
+    print_table(
         "a shard's update, on one core",
         ("codec", "rule", "ms", "GB/s", "of a copy"),
         [
@@ -89,7 +85,7 @@ def show(result: dict[str, Any]) -> None:
             for row in result["update"]
         ],
     )
-    _print(
+    print_table(
         "a shard with more workers",
         ("workers", "round ms", "a worker ms", "of linear"),
         [
@@ -100,7 +96,7 @@ def show(result: dict[str, Any]) -> None:
             for row in result["growth"]
         ],
     )
-    _print(
+    print_table(
         "memory",
         ("process", "codec", "workers", "MB", "limit MB", "holds"),
         [
@@ -112,13 +108,3 @@ def show(result: dict[str, Any]) -> None:
             for row in result["memory"]
         ],
     )
-
-
-def _print(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE, padding=(0, 1))
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if place == 0 else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    (console if console.width >= _WIDTH else Console(width=_WIDTH)).print(table)

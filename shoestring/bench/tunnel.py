@@ -133,6 +133,7 @@ def carry(cards: Mapping[bytes, int], switch: Switch, stop: int) -> None:
         wait_s = None if next_s == math.inf else max(next_s - pause_s - time.monotonic(), 0.0)
         ready, _, _ = select.select(watched, [], [], wait_s)
         if pause_s:
+            # Packets gather meanwhile: fewer turns of this loop, for a small part of the link's delay.
             time.sleep(pause_s)
             ready, _, _ = select.select(watched, [], [], 0)
         if stop in ready:

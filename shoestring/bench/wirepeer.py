@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -195,6 +195,35 @@ def _tensors(flat: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
     return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
+def take_stdout() -> Callable[[dict[str, Any]], None]:
+    """Keep stdout for answers: what libraries print there goes to stderr."""
+    answers: TextIO = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(answer: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(answer), file=answers, flush=True)
+
+    return say
+
+
+def rehearse(codecs: list[str]) -> None:
+    """Compile: it takes longer than a shard waits for a worker, and memory counts from here."""
+    warm_up()
+    for codec in codecs:
+        replay.digest(_SMALL, codec, 1, 1)
+
+
+def obey(
+    actions: Mapping[str, Callable[[Any], dict[str, Any]]], say: Callable[[dict[str, Any]], None]
+) -> None:
+    """Carry out the commands that come on stdin until it ends."""
+    say({})
+    for line in sys.stdin:
+        command = json.loads(line)
+        say(actions[command["do"]](command))
+
+
 def be_worker(told: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
     """Carry out commands until stdin ends."""
     worker = Worker(told)
@@ -206,29 +235,16 @@ def be_worker(told: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> No
         "plain": worker.plain,
         "leave": worker.leave,
     }
-    say({})
     try:
-        for line in sys.stdin:
-            command = json.loads(line)
-            say(actions[command["do"]](command))
+        obey(actions, say)
     finally:
         worker.close()
 
 
 def main() -> None:
-    # Libraries print to stdout what they think: answers go to a copy of it, the rest to stderr.
-    answers: TextIO = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def say(answer: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            print(json.dumps(answer), file=answers, flush=True)
-
+    say = take_stdout()
     told = json.loads(sys.argv[1])
-    # Compiling takes longer than a shard waits for a worker, and memory counts from here.
-    warm_up()
-    for codec in told["codecs"]:
-        replay.digest(_SMALL, codec, 1, 1)
+    rehearse(told["codecs"])
     try:
         (be_shard if told["be"] == "shard" else be_worker)(told, say)
     except ShoestringError as error:

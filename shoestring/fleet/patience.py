@@ -1,7 +1,8 @@
 """Try again until a time is over.
 
-The kernel's locks can be waited for without a bound or not at all. A wait with a bound asks,
-pauses and asks again, more slowly each time.
+The kernel's locks can be waited for without a bound or not at all, and a file that another
+process is to write not at all. A wait with a bound asks, pauses and asks again, more slowly
+each time.
 """
 
 import time

@@ -122,7 +122,7 @@ class Exchange:
                 self._agree(is_warming_up)
         model = self._models[0]
         _write(model, self._anchor)
-        return self._material.score(model.eval()), self._bytes
+        return self._material.score(model.train(False)), self._bytes
 
     def _agree(self, is_lossless: bool) -> None:
         sums = np.zeros_like(self._anchor)

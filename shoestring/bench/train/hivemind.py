@@ -12,7 +12,6 @@ hosts must start from the same parameters.
 """
 
 import importlib.metadata
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch import nn
 
 from shoestring.bench.train.entrant import Place
 from shoestring.errors import ShoestringError, UsageError
+from shoestring.fleet.patience import attempts
 
 _PATIENCE_S = 600.0  # links are slow, and many hosts share few cores
 _MEET_S = 120.0
@@ -195,11 +195,7 @@ def _join_dht(place: Place) -> Any:
 
 
 def _wait_for(file: Path, what: str) -> Path:
-    deadline = time.monotonic() + _MEET_S
-    while not file.exists():
-        if time.monotonic() > deadline:
-            raise ShoestringError(
-                f"waited {_MEET_S:g} s in vain for {what}", hint="look at what that host said last"
-            )
-        time.sleep(_LOOK_S)
-    return file
+    for _ in attempts(_MEET_S, _LOOK_S):
+        if file.exists():
+            return file
+    raise ShoestringError(f"waited {_MEET_S:g} s in vain for {what}", hint="look at what that host said last")

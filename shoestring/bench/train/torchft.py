@@ -24,6 +24,7 @@ from shoestring.bench.train.entrant import Place
 from shoestring.errors import ShoestringError, UsageError
 from shoestring.fleet.confine import confined
 
+_dist: Any = torch.distributed  # its types leave out some of its public names
 _PATIENCE = timedelta(seconds=600)  # links are slow, and many hosts share few cores
 _LEAVE_S = 10.0
 _PORTS = 2  # a host: its store's and its manager's; the lighthouse's follows the last host's
@@ -85,7 +86,7 @@ class TorchftEntrant:
         os.environ["GLOO_SOCKET_IFNAME"] = place.card
         self._lighthouse = _start_lighthouse(place) if place.host == 0 else None
         try:
-            self._store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+            self._store = _dist.TCPStore(
                 address, port, is_master=True, wait_for_workers=False, timeout=_PATIENCE
             )
             self._group = torchft.ProcessGroupGloo(timeout=_PATIENCE)

@@ -110,7 +110,7 @@ def _rehearse(material: Material, own: torch.Tensor) -> float:
 
 
 def _score(material: Material, copies: list[tuple[int, dict[str, torch.Tensor]]]) -> list[tuple[int, float]]:
-    model = material.build().eval()
+    model = material.build().train(False)
     scores = []
     for step, state in copies:
         model.load_state_dict(state)
