@@ -1,6 +1,7 @@
 """Cut a model into parts and spread them over the shards.
 
-A part is a run of pieces of tensors, about 0.5 to 4 MB, that travels, is coded and is
+A part is a run of pieces of tensors, about 0.5 to 4 MB (less in a small
+model, so that shards still share it evenly), that travels, is coded and is
 updated as one. How a model is cut depends on the model alone, never on the number of
 shards or workers: so the bits of a run do not depend on them either, and a checkpoint
 can be restored on another number of shards.
@@ -24,8 +25,9 @@ from shoestring.errors import JoinError
 from shoestring.server.rules import Rule
 from shoestring.server.statistics import Layer, check_layers
 
-SMALLEST, LARGEST = 1 << 17, 1 << 20  # values a part, about
-_SHARE = 16  # a model has about this many parts, where the bounds allow
+SMALLEST, LARGEST = 1 << 15, 1 << 20  # values a part, about
+_HANDY = 1 << 17  # below this a part costs more by itself than by its values
+_SHARE = 16  # a model has about this many parts, where the bounds allow; half as many where that is handy
 _SLACK = 1.25
 _GRAIN = 1024  # a row that is itself too large is cut at multiples of it: whole blocks of every size
 
@@ -85,7 +87,8 @@ class Part:
 def cut(shapes: Sequence[tuple[int, ...]]) -> tuple[Part, ...]:
     """Cut tensors of these shapes into parts."""
     total = sum(math.prod(shape) for shape in shapes)
-    target = min(max(total // _SHARE, SMALLEST), LARGEST)
+    handy = min(_HANDY, 2 * total // _SHARE)
+    target = min(max(total // _SHARE, handy, SMALLEST), LARGEST)
     parts: list[Part] = []
     pending: list[Piece] = []
     held = 0

@@ -11,7 +11,7 @@ from shoestring.wire import messages as say
 from shoestring.wire.messages import Message
 
 EMPTY = memoryview(b"")
-SHAPES = ((120_000,), (800, 160), (5,))  # two parts
+SHAPES = ((30_000,), (200, 160), (5,))  # two parts
 SGD = Rule("sgd", momentum=True)
 HYPER = [[0.5, 0.5, 0.0, 0.0]]
 

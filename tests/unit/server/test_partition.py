@@ -38,7 +38,7 @@ shapes = st.lists(
 
 def target_of(shapes) -> int:
     total = sum(math.prod(shape) for shape in shapes)
-    return min(max(total // 16, SMALLEST), LARGEST)
+    return min(max(total // 16, min(1 << 17, total // 8), SMALLEST), LARGEST)
 
 
 def check_cover(shapes) -> None:
