@@ -16,6 +16,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar
 
 from shoestring.codec.base import Codec
@@ -59,7 +60,7 @@ class ConfiguredCodec(Codec):
         self.options = self.options_type(**options)
         self.threads = threads
 
-    @property
+    @cached_property
     def spec(self) -> str:
         text = write_options(self.options)
         return f"{self.name}:{text}" if text else self.name

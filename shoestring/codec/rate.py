@@ -78,7 +78,7 @@ def rate_weight(bits_a_value: NDArray[np.float64]) -> NDArray[np.float64]:
     A code takes about 3 bits for its sign and level and log2(1 / p) for its place; it
     stands at a share p of the places that is about a sixth of the rate.
     """
-    share = np.clip(bits_a_value / 6, 1e-6, 0.5)
+    share = np.minimum(np.maximum(bits_a_value / 6, 1e-6), 0.5)
     return MARGINAL_GAIN / (3 - np.log2(share))
 
 

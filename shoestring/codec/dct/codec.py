@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from functools import cache, lru_cache
 from itertools import groupby
 from types import ModuleType
 from typing import Any, ClassVar
@@ -20,6 +21,11 @@ from shoestring.errors import NonFiniteError, UsageError
 _BACKENDS = {"numba": "shoestring.codec.dct.cpu", "numpy": "shoestring.codec.dct.reference"}
 
 
+@cache
+def _load(backend: str) -> ModuleType:
+    return importlib.import_module(_BACKENDS[backend])
+
+
 class Dct(ConfiguredCodec):
     """Quantised cosine coefficients with entropy coding: the fewest bytes."""
 
@@ -35,7 +41,7 @@ class Dct(ConfiguredCodec):
 
     @property
     def _engine(self) -> ModuleType:
-        return importlib.import_module(_BACKENDS[self.backend])
+        return _load(self.backend)
 
     def max_bytes(self, layout: Layout) -> int:
         tensors, values = len(layout.sizes), layout.total
@@ -48,7 +54,7 @@ class Dct(ConfiguredCodec):
         refuse_bad_tensor(bad, layout)
 
         def sample(wanted: Wanted, rms: Floats) -> HostSamples:
-            scale = rms[[index for index, _ in wanted]]
+            scale = rms[_first(wanted)]
             return HostSamples(
                 lambda relative: self._engine.costs(values, layout, wanted, relative * scale, self.threads)
             )
@@ -73,6 +79,12 @@ class Dct(ConfiguredCodec):
         self._engine.decode(parsed, steps_of.of_headers(parsed.headers), out, factor, self.threads)
         for start, tensor in raw:
             out[start : start + tensor.size] += factor * tensor
+
+
+@lru_cache(maxsize=1024)
+def _first(wanted: Wanted) -> NDArray[np.int64]:
+    """The tensor of each pair."""
+    return np.array([index for index, _ in wanted], np.int64)
 
 
 class HostSamples:

@@ -142,18 +142,16 @@ def parse(payload: Payload, layout: Layout) -> Stream:
     headers_end = PREFIX.itemsize + TENSOR.itemsize * tensors
     if payload.size < headers_end:
         raise StreamError(f"{payload.size} bytes are too few for the headers of {tensors} tensors", hint=HINT)
-    prefix = payload[: PREFIX.itemsize].view(PREFIX)[0]
-    if int(prefix["codec"]) != CODEC_ID:
+    codec, version, counted = payload[: PREFIX.itemsize].view(PREFIX)[0].item()
+    if codec != CODEC_ID:
+        raise StreamError(f"the first byte is {codec}, not {CODEC_ID}: not a dct stream", hint=HINT)
+    if version != VERSION:
         raise StreamError(
-            f"the first byte is {int(prefix['codec'])}, not {CODEC_ID}: not a dct stream", hint=HINT
-        )
-    if int(prefix["version"]) != VERSION:
-        raise StreamError(
-            f"the stream is version {int(prefix['version'])}, this is version {VERSION}",
+            f"the stream is version {version}, this is version {VERSION}",
             hint="run the same version of shoestring on every host",
         )
-    if int(prefix["tensors"]) != tensors & 0xFFFF:
-        raise StreamError(f"the stream has {int(prefix['tensors'])} tensors, the layout {tensors}", hint=HINT)
+    if counted != tensors & 0xFFFF:
+        raise StreamError(f"the stream has {counted} tensors, the layout {tensors}", hint=HINT)
     headers = payload[PREFIX.itemsize : headers_end].view(TENSOR)
     _check_headers(headers)
     geometry = lay_out(layout, headers)
@@ -161,7 +159,7 @@ def parse(payload: Payload, layout: Layout) -> Stream:
         raise StreamError(f"{payload.size} bytes, at least {geometry.words_at} expected", hint=HINT)
     chunks = payload[geometry.chunks_at :][: CHUNK.itemsize * geometry.chunks].view(CHUNK)
     word_starts = np.zeros(geometry.chunks + 1, np.int64)
-    np.cumsum(chunks & MAX_WORDS, out=word_starts[1:])
+    (chunks & MAX_WORDS).cumsum(out=word_starts[1:])
     expected = geometry.words_at + 2 * int(word_starts[-1])
     if payload.size != expected:
         raise StreamError(f"{payload.size} bytes, but the chunks add up to {expected}", hint=HINT)
@@ -169,15 +167,27 @@ def parse(payload: Payload, layout: Layout) -> Stream:
     return Stream(headers, geometry, chunks, word_starts, words, payload)
 
 
+def _limits() -> tuple[NDArray[np.int16], NDArray[np.int16]]:
+    """The least and the most of each field of a header, by its kind."""
+    least = np.tile(np.array([0, 0, 0, -128], np.int16), (256, 1))
+    most = np.tile(np.array([255, 255, 255, 127], np.int16), (256, 1))
+    most[KINDS:, 0] = -1  # no such kind
+    least[HALF:, 3], most[HALF:, 3] = MIN_EXPONENT, MAX_EXPONENT
+    least[FIRST_BLOCK_KIND:, 1:3] = MIN_CHUNK_LOG2, MIN_MANTISSA
+    most[FIRST_BLOCK_KIND:, 1:3] = MAX_CHUNK_LOG2, MAX_MANTISSA
+    return least, most
+
+
+_LEAST, _MOST = _limits()
+
+
 def _check_headers(headers: NDArray[np.void]) -> None:
-    blocks = headers["kind"] >= FIRST_BLOCK_KIND
-    scaled = headers["kind"] != ZERO
-    valid = headers["kind"] < KINDS
-    valid &= ~blocks | ((headers["chunk_log2"] >= MIN_CHUNK_LOG2) & (headers["chunk_log2"] <= MAX_CHUNK_LOG2))
-    valid &= ~blocks | ((headers["mantissa"] >= MIN_MANTISSA) & (headers["mantissa"] <= MAX_MANTISSA))
-    valid &= ~scaled | ((headers["exponent"] >= MIN_EXPONENT) & (headers["exponent"] <= MAX_EXPONENT))
+    fields = headers.view(np.uint8).reshape(-1, TENSOR.itemsize).astype(np.int16)
+    fields[:, 3] = headers["exponent"]  # the one with a sign
+    kinds = fields[:, 0]
+    valid = (fields >= _LEAST[kinds]) & (fields <= _MOST[kinds])
     if not valid.all():
-        raise StreamError(f"the header of tensor {int(np.argmin(valid))} is out of range", hint=HINT)
+        raise StreamError(f"the header of tensor {int(np.argmin(valid.all(1)))} is out of range", hint=HINT)
 
 
 def raw_values(stream: Stream, layout: Layout) -> list[tuple[int, NDArray[np.float32]]]:

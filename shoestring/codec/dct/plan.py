@@ -6,6 +6,7 @@ from a budget of bits (`codec/rate.py`).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from shoestring.codec.dct.steps import MAX_STEPS, nearest
 from shoestring.codec.rate import common_step, rate_weight, step_on_curve, typical_step
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Wanted = Sequence[tuple[int, int]]  # pairs of a tensor and a block size
 
 # A chunk of about this many bits: long enough for its header to be nothing, short
@@ -64,43 +66,39 @@ def plan(
 
     `sample` takes all wanted pairs of tensor and block size, and the rms of every tensor.
     """
-    sizes = np.array(layout.sizes, np.int64)
+    tensors = _tensors(layout, options)
+    sizes = tensors.sizes
     headers = np.zeros(sizes.size, stream.TENSOR)
     bits_a_value = np.zeros(sizes.size)
-    small = sizes < options.small
-    full = (largest > np.where(small, TOO_LARGE_FOR_HALF, TOO_LARGE)) | (
-        small & (options.small_as == "float32")
-    )
     sent = largest >= TOO_SMALL  # of smaller ones nothing is sent and all is kept
-    half = sent & ~full & small
-    full &= sent
-    headers["kind"][full] = stream.FULL
-    headers["kind"][half] = stream.HALF
+    full = sent & (tensors.is_full | (largest > tensors.limit))
+    half = sent & tensors.is_small & ~full
+    headers["kind"] = np.where(half, stream.HALF, full * stream.FULL)
     # The largest lands in [2**14, 2**15).
-    headers["exponent"][half] = np.frexp(largest[half])[1] - 15
+    headers["exponent"] = half * (np.frexp(largest)[1] - 15)
     coded = np.flatnonzero(sent & ~half & ~full)
     if not coded.size:
         return headers, bits_a_value
 
-    rms = np.sqrt(energy / np.maximum(sizes, 1))
-    wanted, sides = _forms(layout, options, tuple(coded.tolist()))
+    rms = np.sqrt(energy / tensors.counted)
+    wanted, sides, handicap = _forms(layout, options, tuple(coded.tolist()))
     samples = sample(wanted, rms)
-    handicap = np.where(sides > 1, ADVANTAGE, 1.0)
+    rows = np.arange(coded.size)
 
-    def best(bits: Floats, error: Floats) -> tuple[NDArray[np.int64], Floats]:
+    def best(bits: Floats, error: Floats, handicap: Floats) -> Ints:
         """Choose each tensor's form; costs are [coded, forms], or [coded, forms, steps]."""
-        weight = rate_weight(bits.mean(axis=1, keepdims=True))
-        loss = (error + weight * bits) * handicap.reshape(handicap.shape + (1,) * (bits.ndim - 2))
-        form = np.argmin(loss, axis=1)
-        return form, np.take_along_axis(bits, form[:, None], axis=1)[:, 0]
+        weight = rate_weight(bits.sum(axis=1, keepdims=True) / bits.shape[1])
+        form: Ints = np.argmin((error + weight * bits) * handicap, axis=1)
+        return form
 
-    @cache  # the step that is chosen has often been looked at
-    def at(relative: float) -> tuple[NDArray[np.int64], Floats]:
-        bits, error = samples.costs(relative)
-        return best(bits.reshape(sides.shape), error.reshape(sides.shape))
+    def at(relative: float) -> tuple[Ints, Floats]:
+        bits, error = (costs.reshape(sides.shape) for costs in samples.costs(relative))
+        form = best(bits, error, handicap)
+        return form, bits[rows, form]
 
     relative = options.step
     if options.bits is not None:
+        at = cache(at)  # the step that is chosen has often been looked at
         spent = 32.0 * sizes[full].sum() + 16.0 * sizes[half].sum()
         budget = (options.bits * layout.total - spent) / (1 + CHUNK_OVERHEAD_BITS / chunk_bits)
         table = samples.table()
@@ -111,24 +109,46 @@ def plan(
                 start=typical_step(budget / sizes[coded].sum()),
             )
         else:
-            steps, bits, error = table
-            total = sizes[coded] @ best(bits.reshape(*sides.shape, -1), error.reshape(*sides.shape, -1))[1]
+            steps, *costs = table
+            bits, error = (each.reshape(*sides.shape, -1) for each in costs)
+            form = best(bits, error, handicap[..., None])
+            total = sizes[coded] @ np.take_along_axis(bits, form[:, None], axis=1)[:, 0]
             relative = step_on_curve(steps, total, budget_bits=budget)
     form, bits_a_value[coded] = at(relative)
     step = np.maximum(relative * rms[coded], largest[coded] / MAX_STEPS)
-    headers["kind"][coded] = _KIND_OF_SIDE[sides[np.arange(coded.size), form]]
+    headers["kind"][coded] = _KIND_OF_SIDE[sides[rows, form]]
     headers["chunk_log2"][coded] = chunk_log2(bits_a_value[coded], chunk_bits)
     headers["mantissa"][coded], headers["exponent"][coded] = nearest(step)
     return headers, bits_a_value
 
 
-@lru_cache(maxsize=64)
+@dataclass(frozen=True)
+class _Tensors:
+    """What is known of a bucket's tensors before their values are."""
+
+    sizes: Ints
+    counted: Ints  # the same, but at least 1
+    is_small: NDArray[np.bool_]
+    is_full: NDArray[np.bool_]  # small, and wanted as float32
+    limit: Floats  # larger values can only be sent as float32
+
+
+@lru_cache(maxsize=1024)  # a large model has hundreds of parts
+def _tensors(layout: Layout, options: Options) -> _Tensors:
+    sizes = np.array(layout.sizes, np.int64)
+    is_small = sizes < options.small
+    limit = np.where(is_small, TOO_LARGE_FOR_HALF, TOO_LARGE)
+    return _Tensors(sizes, np.maximum(sizes, 1), is_small, is_small & (options.small_as == "float32"), limit)
+
+
+@lru_cache(maxsize=1024)
 def _forms(
     layout: Layout, options: Options, coded: tuple[int, ...]
-) -> tuple[tuple[tuple[int, int], ...], NDArray[np.int64]]:
-    """Return the wanted pairs of these tensors, and their block sizes as [coded, forms]."""
+) -> tuple[tuple[tuple[int, int], ...], Ints, Floats]:
+    """Return the wanted pairs of these tensors; as [coded, forms] their sides, and what each must win by."""
     wanted = tuple(list_wanted(layout, options, coded))
-    return wanted, np.array([n for _, n in wanted]).reshape(len(coded), -1)
+    sides = np.array([n for _, n in wanted]).reshape(len(coded), -1)
+    return wanted, sides, np.where(sides > 1, ADVANTAGE, 1.0)
 
 
 def list_wanted(layout: Layout, options: Options, tensors: Sequence[int]) -> list[tuple[int, int]]:

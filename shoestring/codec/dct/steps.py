@@ -7,6 +7,7 @@ and coarse enough that `came in - sent` is exact in float32 (README.md, "Feedbac
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -52,18 +53,28 @@ def nearest(step: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.in
 
 def of_headers(headers: NDArray[np.void], largest: NDArray[np.float64] | None = None) -> Steps:
     """Derive the steps; an encoder gives each tensor's largest magnitude as well."""
-    mantissa = np.minimum(np.maximum(headers["mantissa"], MIN_MANTISSA), MAX_MANTISSA).astype(np.int32)
-    exponent = np.minimum(np.maximum(headers["exponent"], MIN_EXPONENT), MAX_EXPONENT).astype(np.int32)
-    step = np.ldexp(mantissa.astype(np.float64), exponent)
-    magic = np.zeros_like(step)
+    step, inverse, threshold, mantissa, scale = _every_step()
+    own = headers.view("<u4") >> 16  # mantissa and exponent
+    magic = np.zeros(own.size, np.float32)
     if largest is not None:
         # All of came in, sent and kept lie below this, and so below 2**23 grid units.
-        bound = 2 * np.minimum(largest, MAX_STEPS * step) + 32 * step
-        magic = np.ldexp(1.5, np.frexp(bound)[1])
-    return Steps(
-        inverse=(1 / step).astype(np.float32),
-        threshold=((1 - float(ROUNDING)) * step).astype(np.float32),
-        magic=magic.astype(np.float32),
-        mantissa=mantissa,
-        scale=np.ldexp(1.0, exponent - GRID_LOG2).astype(np.float32),
+        steps = step[own]
+        bound = 2 * np.minimum(largest, MAX_STEPS * steps) + 32 * steps
+        magic = np.ldexp(np.float32(1.5), np.frexp(bound)[1])
+    return Steps(inverse[own], threshold[own], magic, mantissa[own], scale[own])
+
+
+@cache
+def _every_step() -> tuple[NDArray[Any], ...]:
+    """All there is to know of the step with each mantissa (low byte) and exponent (high byte)."""
+    low, high = np.tile(np.arange(256), 256), np.repeat(np.arange(256).astype(np.int8), 256)
+    mantissa = np.clip(low, MIN_MANTISSA, MAX_MANTISSA).astype(np.int32)
+    exponent = np.clip(high, MIN_EXPONENT, MAX_EXPONENT).astype(np.int32)
+    step = np.ldexp(mantissa.astype(np.float64), exponent)
+    return (
+        step,
+        (1 / step).astype(np.float32),
+        ((1 - float(ROUNDING)) * step).astype(np.float32),
+        mantissa,
+        np.ldexp(1.0, exponent - GRID_LOG2).astype(np.float32),
     )
