@@ -12,7 +12,7 @@ import contextlib
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +32,10 @@ KINDS = ("cuda",)  # of devices on which parts can be coded
 _CHECKED = Layout.of([(16, 8, 3, 3), (70, 33), (300,), (5,)])
 
 
-def common_device(tensors: Iterable[Tensor]) -> torch.device | None:
+def common_device(tensors: Sequence[Tensor]) -> torch.device | None:
     """The device that tensors may be coded on: where all of them lie, if it is of such a kind."""
-    devices = {tensor.device for tensor in tensors}
-    if len(devices) == 1 and (device := devices.pop()).type in KINDS:
+    device = tensors[0].device
+    if device.type in KINDS and all(tensor.device == device for tensor in tensors):
         return device
     return None
 

@@ -20,7 +20,7 @@ from shoestring.codec.scratch import room
 from shoestring.errors import UsageError
 from shoestring.server import partition
 from shoestring.server.partition import Part
-from shoestring.worker.device import KINDS, common_device
+from shoestring.worker.device import common_device
 
 
 class Replica:
@@ -57,8 +57,6 @@ class Replica:
 
     def device_of(self, part: Part) -> torch.device | None:
         """The device on which a part may be coded: all of it lies there."""
-        if self.parameters[part.pieces[0].tensor].device.type not in KINDS:
-            return None  # the quick answer, as it is asked for every part of every round
         return common_device(self.of(part))
 
     def home(self, part: Part) -> Vector | None:
