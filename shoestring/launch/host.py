@@ -15,7 +15,7 @@ from pathlib import Path
 from shoestring.errors import JoinError
 from shoestring.launch.lifeline import Lifeline
 
-READY_S = 120.0  # the first shard on a machine compiles its kernels
+READY_S = 600.0  # the first shard on a machine compiles its kernels; on a slow and busy one that takes
 _IPC_BYTES = 100  # the kernel takes a few more
 
 

@@ -21,6 +21,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -34,6 +35,7 @@ COUNT_LIMIT = 2.0**40
 MEAN_LIMIT = 2.0**60  # beyond it the sums that normalise would leave float32
 VARIANCE_LIMIT = MEAN_LIMIT**2
 _EXPONENTS = (-120, 100)
+_TINY = float(np.finfo(np.float64).tiny)
 
 Doubles = NDArray[np.float64]
 
@@ -65,35 +67,61 @@ def pack(statistics: Statistics, layers: Sequence[Layer]) -> bytes:
         return b""
     exponents, slopes = _quantise(statistics, layers)
     count = np.minimum(statistics.count, COUNT_LIMIT)
-    mean = np.clip(statistics.mean, -MEAN_LIMIT, MEAN_LIMIT)
+    mean = np.minimum(np.maximum(statistics.mean, -MEAN_LIMIT), MEAN_LIMIT)
     variance = np.minimum(statistics.variance, VARIANCE_LIMIT)
-    floating = np.concatenate([statistics.weight, count, mean, variance]).astype("<f4")
+    floating = np.concatenate([statistics.weight, count, mean, variance], dtype="<f4", casting="same_kind")
     return floating.tobytes() + exponents.tobytes() + slopes.tobytes()
 
 
 def unpack(data: bytes, layers: Sequence[Layer]) -> Statistics:
     """Read statistics; whatever a shard could not add to its own is refused."""
-    total, channels = len(layers), sum(layer.channels for layer in layers)
+    form = _form(tuple(layers))
+    total, channels = form.layers, form.channels
     if len(data) != 10 * (total + channels):
         raise _bad(f"{len(data)} bytes of statistics, expected {10 * (total + channels)}")
-    split = 8 * (total + channels)
     with np.errstate(invalid="ignore"):  # a NaN that signals; it is refused below
-        floats = np.frombuffer(data[:split], "<f4").astype(np.float64)
-    weight, count, mean, variance = np.split(floats, [total, 2 * total, 2 * total + channels])
-    small = np.frombuffer(data[split:], np.int8)
-    exponents, codes = small[: 2 * total].reshape(2, total), small[2 * total :].reshape(2, channels)
-    most = np.array([1 / (1 - layer.keep) for layer in layers]) * (1 + 1e-6)
+        floats = np.frombuffer(data, "<f4", 2 * (total + channels)).astype(np.float64)
     # Comparisons are false for NaN.
-    if not ((np.abs(mean) <= MEAN_LIMIT).all() and ((variance >= 0) & (variance <= VARIANCE_LIMIT)).all()):
-        raise _bad("a mean or variance that is not finite, negative, or out of range")
-    if not ((weight >= 0) & (weight <= most)).all():
-        raise _bad("statistics of more steps than are remembered")
-    if not ((count >= 0) & (count <= COUNT_LIMIT) & ((weight > 0) | (count == 0))).all():
-        raise _bad("a count of values that is out of range, or of no step")
+    if not ((floats >= form.least) & (floats <= form.most)).all():
+        raise _bad("a mean, a variance, a count or a number of steps that is out of range or not finite")
+    weight, count = floats[:total], floats[total : 2 * total]
+    mean, variance = floats[2 * total : 2 * total + channels], floats[2 * total + channels :]
+    if not (count[weight == 0] == 0).all():
+        raise _bad("a count of values of no step")
+    small = np.frombuffer(data, np.int8, offset=8 * (total + channels))
+    exponents, codes = small[: 2 * total].reshape(2, total), small[2 * total :].reshape(2, channels)
     if ((exponents < _EXPONENTS[0]) | (exponents > _EXPONENTS[1])).any():
         raise _bad("a slope that is out of range")
-    shift, scale = codes * spread(np.exp2(exponents.astype(np.float64)), layers)
+    shift, scale = codes * np.exp2(exponents.astype(np.float64))[:, form.layer_of]
     return Statistics(weight, count, mean, variance, shift, scale)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How the statistics of some layers travel, and within which limits."""
+
+    layers: int
+    channels: int
+    layer_of: NDArray[np.int64]  # of each channel
+    starts: NDArray[np.int64]  # the first channel of each layer
+    least: Doubles  # of weights, counts, means and variances
+    most: Doubles
+
+
+@lru_cache(maxsize=4096)
+def _form(layers: tuple[Layer, ...]) -> _Form:
+    widths = [layer.channels for layer in layers]
+    total, channels = len(layers), sum(widths)
+    steps = [(1 + 1e-6) / (1 - layer.keep) for layer in layers]
+    limits = (COUNT_LIMIT,) * total + (MEAN_LIMIT,) * channels + (VARIANCE_LIMIT,) * channels
+    return _Form(
+        layers=total,
+        channels=channels,
+        layer_of=np.repeat(np.arange(total), widths),
+        starts=np.cumsum([0, *widths[:-1]]),
+        least=np.array([0.0] * 2 * total + [-MEAN_LIMIT] * channels + [0.0] * channels),
+        most=np.array([*steps, *limits]),
+    )
 
 
 class History:
@@ -134,7 +162,7 @@ class History:
 
     def statistics(self) -> Statistics:
         """What the sums come to; zeros for a layer that has seen nothing."""
-        n = np.maximum(spread(self._count, self.layers), np.finfo(np.float64).tiny)
+        n = np.maximum(spread(self._count, self.layers), _TINY)
         mean, square, shift, scale = (total / n for total in self._totals)
         variance = np.maximum(square - mean * mean, 0)
         return Statistics(self._weight.copy(), self._count.copy(), mean, variance, shift, scale)
@@ -150,17 +178,18 @@ class History:
 
 def spread(values: Doubles, layers: Sequence[Layer]) -> Doubles:
     """Values of layers, [..., L], as values of their channels, [..., C]."""
-    return np.repeat(values, [layer.channels for layer in layers], axis=-1)
+    return values[..., _form(tuple(layers)).layer_of]
 
 
 def _quantise(statistics: Statistics, layers: Sequence[Layer]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
     """Slopes as bytes times a power of two of each layer: [2, L] exponents and [2, C] codes."""
     slopes = np.stack([statistics.shift, statistics.scale])
-    edges = np.cumsum([0, *(layer.channels for layer in layers)])
-    largest = np.maximum.reduceat(np.abs(slopes), edges[:-1], axis=1)  # [2, L]
-    exponents = np.clip(np.frexp(largest)[1] - 7, *_EXPONENTS)  # so that the largest is below 128
-    steps = spread(np.exp2(exponents.astype(np.float64)), layers)
-    codes = np.clip(np.rint(slopes / steps), -127, 127)
+    form = _form(tuple(layers))
+    largest = np.maximum.reduceat(np.abs(slopes), form.starts, axis=1)  # [2, L]
+    # So that the largest is below 128.
+    exponents = np.minimum(np.maximum(np.frexp(largest)[1] - 7, _EXPONENTS[0]), _EXPONENTS[1])
+    steps = np.exp2(exponents.astype(np.float64))[:, form.layer_of]
+    codes = np.minimum(np.maximum(np.rint(slopes / steps), -127), 127)
     return exponents.astype(np.int8), codes.astype(np.int8)
 
 

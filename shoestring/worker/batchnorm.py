@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 from shoestring.errors import UsageError
-from shoestring.worker.normalise import Normalise, Others, Seen
+from shoestring.worker.normalise import Others, Seen, normalise
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -54,15 +54,16 @@ class SharedBatchNorm(_BatchNorm):
         # A pass that activation checkpointing repeats in backward has been counted.
         is_repeated = torch._C._current_graph_task_id() != -1
         is_frozen = torch.is_grad_enabled() and not is_trained and not is_repeated
-        normalise: Any = Normalise.apply
-        output: Tensor = normalise(input, weight, bias, record.others, record.note, self.eps, is_frozen)
-        return output
+        return normalise(input, weight, bias, record.others, record.note, self.eps, is_frozen)
 
     def set_running(self, mean: NDArray[Any], variance: NDArray[Any]) -> None:
         """Set the statistics that evaluation uses."""
         if self.running_mean is not None and self.running_var is not None:
-            self.running_mean.copy_(torch.from_numpy(mean))
-            self.running_var.copy_(torch.from_numpy(variance))
+            for buffer, values in ((self.running_mean, mean), (self.running_var, variance)):
+                if buffer.device.type == "cpu":  # quicker, and the same
+                    buffer.numpy()[:] = values
+                else:
+                    buffer.copy_(torch.from_numpy(values))
 
     def _check_input_dim(self, input: Tensor) -> None:
         check: Any = self.kind._check_input_dim

@@ -12,6 +12,8 @@ out, the activations drift, and accuracy is lost: see docs/batchnorm.md.
 With local steps the others' slopes are of parameters that this worker does not have. Then
 the gradient flows as if the batch had been normalised by its own statistics, and been
 scaled and shifted to the joint ones afterwards (batch renormalisation).
+
+A batch in the CPU's memory takes compiled loops (`normkernels.py`), any other torch's operations.
 """
 
 from dataclasses import dataclass
@@ -22,10 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from shoestring.worker import normkernels as kernels
+
 # Batch renormalisation's limits (Ioffe, 2017): values are amplified by no more than R
 # against what the batch alone would do, and shifted by no more than D deviations.
-AMPLIFICATION = 3.0
-SHIFT = 5.0
+AMPLIFICATION = kernels.AMPLIFICATION
+SHIFT = kernels.SHIFT
 
 
 @dataclass(frozen=True)
@@ -51,13 +55,22 @@ class Others:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one pass of a batch through a layer showed: arrays, or tensors where they are not on the CPU."""
+    """What one pass of a batch through a layer showed."""
 
     count: int  # values a channel
-    mean: Any
-    variance: Any
-    shift: Any
-    scale: Any
+    sums: Any  # [4, C] in float64, an array or a tensor: of values, their squares, and the two slopes
+    like: Any  # where, and as what, the layer wants to know of others: an array or a tensor
+
+    @classmethod
+    def of(cls, count: int, mean: Any, variance: Any, shift: Any, scale: Any) -> "Seen":
+        """From means over the batch."""
+        rows = (mean, variance, shift, scale)
+        if isinstance(mean, Tensor):
+            sums: Any = torch.stack([row.double() for row in rows])
+        else:
+            sums = np.stack(rows, dtype=np.float64)
+        sums[1] += sums[0] * sums[0]
+        return cls(count, sums * count, mean)
 
 
 def plain(tensor: Any) -> Any:
@@ -83,11 +96,82 @@ def join(mean: Any, variance: Any, count: int, others: Others, eps: float) -> tu
     return most.minimum(most.maximum(joint_mean, mean - reach), mean + reach), joint
 
 
-class Normalise(torch.autograd.Function):
-    """`apply(x, weight, bias, others, note, eps, is_frozen)`; a backward pass calls `note(seen)` once.
+def normalise(
+    x: Tensor, weight: Tensor, bias: Tensor, others: Others | None, note: Any, eps: float, is_frozen: bool
+) -> Tensor:
+    """Normalise a batch; a backward pass through the result calls `note(seen)` once.
 
-    Where no backward pass will come, as nothing is trained up to here, forward calls it.
+    Where no backward pass will come (`is_frozen`: nothing is trained up to here), it is called at once.
     """
+    is_plain = x.device.type == "cpu" and x.dtype in _WIDTHS and x.dtype == weight.dtype and x.is_contiguous()
+    apply: Any = OnCpu.apply if is_plain else Normalise.apply
+    output: Tensor = apply(x, weight, bias, others, note, eps, is_frozen)
+    return output
+
+
+_WIDTHS = (torch.float32, torch.float64)
+
+
+class OnCpu(torch.autograd.Function):
+    """`normalise` in compiled loops."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        others: Others | None,
+        note: Any,
+        eps: float,
+        is_frozen: bool,
+    ) -> Tensor:
+        known = _known(others, x.shape[1])
+        found = np.empty((4, x.shape[1]))
+        y = torch.empty_like(x)
+        kernels.forward(_rows(x), plain(weight), plain(bias), *known[:3], eps, _rows(y), found)
+        if is_frozen:
+            none = np.zeros(x.shape[1])
+            note(Seen.of(x.numel() // x.shape[1], found[kernels.MEAN], found[kernels.VARIANCE], none, none))
+        ctx.save_for_backward(x, weight)
+        ctx.known, ctx.found, ctx.note, ctx.eps = known, found, note, eps
+        ctx.is_local = others is not None and others.is_local
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        wants_dx = bool(ctx.needs_input_grad[0])
+        dx = torch.empty_like(x) if wants_dx else x
+        by_affine = torch.empty((2, x.shape[1]), dtype=x.dtype)
+        sums = np.empty((4, x.shape[1]))
+        kernels.backward(
+            _rows(x), _rows(dy.contiguous()), plain(weight), ctx.found, *ctx.known, ctx.is_local, ctx.eps,
+            wants_dx, _rows(dx), by_affine.numpy(), sums,
+        )  # fmt: skip
+        ctx.note(Seen(x.numel() // x.shape[1], sums, sums))
+        dweight, dbias = by_affine.unbind()
+        return dx if wants_dx else None, dweight, dbias, None, None, None, None
+
+
+def _rows(tensor: Tensor) -> Any:
+    """[N, C, values], as NumPy sees it."""
+    return tensor.detach().numpy().reshape(tensor.shape[0], tensor.shape[1], -1)
+
+
+def _known(others: Others | None, channels: int) -> tuple[Any, ...]:
+    """What is known of others as the kernels take it: no values at all where nothing is."""
+    if others is None:
+        none = np.zeros(channels)
+        return 0.0, none, none, none, none
+    rows = (plain(row) for row in (others.mean, others.variance, others.shift, others.scale))
+    host = (row.cpu().numpy() if isinstance(row, Tensor) else row for row in rows)
+    return float(others.count), *(np.ascontiguousarray(row, np.float64) for row in host)
+
+
+class Normalise(torch.autograd.Function):
+    """`normalise` in torch's operations, on any device and in any layout."""
 
     @staticmethod
     def forward(
@@ -111,7 +195,7 @@ class Normalise(torch.autograd.Function):
             others = others.like(mean)
             joint = join(*own, count, others, eps)
         if is_frozen:
-            note(Seen(count, own[0], own[1], 0 * own[0], 0 * own[0]))
+            note(Seen.of(count, *own, 0 * own[0], 0 * own[0]))
         joint_mean, joint_variance = map(_tensor, joint)
         ctx.save_for_backward(x, weight, joint_mean, joint_variance)
         ctx.own, ctx.joint, ctx.others, ctx.note, ctx.eps, ctx.count = own, joint, others, note, eps, count
@@ -133,7 +217,7 @@ class Normalise(torch.autograd.Function):
         # The loss by all normalised values of a channel, and that times the values: [C].
         w = plain(weight)
         shift, scale = w * plain(dbias), w * plain(dweight)
-        ctx.note(Seen(count, mean, variance, shift / count, scale / count))
+        ctx.note(Seen.of(count, mean, variance, shift / count, scale / count))
         if not wants_dx:
             return None, dweight, dbias, None, None, None, None
         by_mean, by_variance = _by_own(

@@ -21,7 +21,7 @@ from shoestring.errors import SnapshotError
 from shoestring.server.partition import Part, layers_of
 from shoestring.server.statistics import Doubles, History, Layer, Statistics, pack, spread, unpack
 from shoestring.worker.batchnorm import SharedBatchNorm
-from shoestring.worker.normalise import Others, Seen, plain
+from shoestring.worker.normalise import Others, Seen
 
 # The history counts as this many steps of the other workers at most. Measured: more steadies
 # the statistics at small batches and keeps a worker's own classes out of them; docs/batchnorm.md.
@@ -35,17 +35,16 @@ class LayerRecord:
     def __init__(self, keep: float) -> None:
         self.keep = keep
         self.others: Others | None = None
-        self.like: Any = np.empty(0, np.float32)  # where `others` should lie
+        self.like: Any = np.empty(0)  # where `others` should lie
         self._weight = 0.0  # of the steps before the present one
         self._count = 0.0
         self._sums: Tensor | Doubles | None = None
 
     def note(self, seen: Seen) -> None:
         """Count one pass of a batch, after its backward."""
-        rows = _squared(seen) * seen.count
-        self._sums = rows if self._sums is None else self._sums + rows
+        self._sums = seen.sums if self._sums is None else self._sums + seen.sums
         self._count += seen.count
-        self.like = seen.mean
+        self.like = seen.like
 
     def next_step(self) -> None:
         """Make room for another local step before the next push: what was seen fades a little."""
@@ -60,17 +59,6 @@ class LayerRecord:
         taken = (self._weight * self.keep + 1, self._count, sums)
         self._weight, self._count, self._sums = 0.0, 0.0, None
         return taken
-
-
-def _squared(seen: Seen) -> Any:
-    """Mean, mean square and slopes, [4, C] in float64, where they lie."""
-    mean, variance, shift, scale = map(plain, (seen.mean, seen.variance, seen.shift, seen.scale))
-    if isinstance(mean, Tensor):
-        wide = mean.double()
-        return torch.stack([wide, variance.double() + wide * wide, shift.double(), scale.double()])
-    rows = np.stack([mean, variance, shift, scale], dtype=np.float64)
-    rows[1] += rows[0] * rows[0]
-    return rows
 
 
 @dataclass
@@ -205,8 +193,6 @@ class SharedStatistics:
             known: Any = rows[:, start:stop]
             if isinstance(record.like, Tensor):
                 known = torch.from_numpy(known).to(record.like)
-            else:
-                known = known.astype(record.like.dtype)
             mean, variance, shift, scale = known
             record.others = Others(float(counts[index]), mean, variance, shift, scale, self._is_local)
 
