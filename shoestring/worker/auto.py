@@ -2,17 +2,20 @@
 
 The rates and round-trip times of the links to the shards are measured with a small probe
 when training starts and again from time to time; compute and waiting time with every
-round. From these follows how long a round would take at each level. The first level whose
-exchange takes at most `TOLERATED` of the compute time is taken, else the strongest; so a
-fast network stays uncompressed. Where the strongest
-level still takes much longer than computing, the answers to a round are applied one step
-later (`delay=1`), if the policy leaves that open: it costs accuracy, so it comes last.
+round. From these follows how long a round would take at each level. While workers wait for
+more than `TOLERATED` of the compute time, the mildest level is taken that is about as quick
+as the quickest: where delay takes the time, not bytes, leaving out more gains nothing. If
+compressing turns out to be no quicker, as on a fast network, it stays or becomes undone.
+Where the strongest level still takes much longer than computing, the answers to a round are
+applied one step later (`delay=1`), if the policy leaves that open: it costs accuracy, so it
+comes last.
 
 Levels are a worker's own affair: pushes may be coded differently by each, and the answer
 to a round follows the slowest link's wish. The delay is common to all: the first worker
 plans it for a later round (see `pilot.py`).
 """
 
+import math
 from collections.abc import Callable
 
 from shoestring.server.holding import LOSSLESS
@@ -22,15 +25,18 @@ from shoestring.worker.exchange import Exchange
 AUTO = "auto"
 LEVELS = (
     Setting(LOSSLESS, LOSSLESS, 32.0),
+    Setting("dct:step=1.5", "dct:step=1.5", 1.06),
     Setting("dct:step=2.5", "dct:step=2.5", 0.64),
     Setting("dct:step=3", "dct:step=3", 0.38),
 )
-RATIOS = (1.0, 50.0, 85.0)  # about how much smaller than float32 each level is
+RATIOS = (1.0, 30.0, 50.0, 85.0)  # about how much smaller than float32 each level is
 TOLERATED = 0.15  # of the compute time
 _LONG_S = 0.05  # an uncompressed exchange that takes longer is not tried before compute is known
 _SETTLE = 8  # rounds before a level is judged
 _LOOK_S = 20.0  # seconds between probes
-_WORTH = 1.2  # a level must be this much faster to be worth what it leaves out
+_WORTH = 1.2  # a stronger level must be this much quicker to be worth what it leaves out
+_NEAR = 1.15  # of the quickest: about as quick
+_CHANGED = 1.5  # a link whose rate changes by so much is another one
 _PART_S, _VALUE_S = 1e-3, 8e-9  # about what coding takes, there and back, for each part and value
 _EASE = 0.5  # a lower level must look this good against `TOLERATED`
 _RETRY = 100  # rounds before a level that was too slow is tried again; doubled each time
@@ -60,6 +66,8 @@ class Auto:
         self._probed_at = -_LOOK_S
         self._retry_at = 0
         self._retry = _RETRY
+        self._seen_s: dict[bool, float] = {}  # how long rounds waited on these links: compressed, or not
+        self._seen_at: list[float] = []  # the rates of the links then
 
     def start(self, now: float) -> None:
         """Probe the links and choose a first level."""
@@ -107,23 +115,15 @@ class Auto:
         return delay
 
     def _judge(self, seq: int, now: float) -> None:
-        wanted = self._level
-        tolerated_s = TOLERATED * self._compute_s
-        if self._exposed_s > tolerated_s and self._level < len(LEVELS) - 1:
-            # Worth it only if it is the bytes that take the time, and fewer of them take less.
-            stronger = range(self._level + 1, len(LEVELS))
-            enough = [level for level in stronger if self.predict(level) <= tolerated_s]
-            best = enough[0] if enough else min(stronger, key=self.predict)
-            if self.predict(self._level) > max(tolerated_s, _WORTH * self.predict(best)):
-                wanted = best
-        elif now - self._probed_at > _LOOK_S:
+        if now - self._probed_at > _LOOK_S:
             self._exchange.ask_rates()
             self._probed_at = now
+        self._remember()
+        wanted = self._choose()
         if wanted > self._level:
             self._retry_at, self._retry = seq + self._retry, 2 * self._retry
-        elif self._level > 0 and seq >= self._retry_at:
-            bearable_s = max(_EASE * tolerated_s, self.predict(self._level))
-            wanted = next(level for level in range(self._level + 1) if self.predict(level) <= bearable_s)
+        elif seq < self._retry_at:
+            return
         if wanted != self._level:
             self._set(
                 wanted,
@@ -131,6 +131,34 @@ class Auto:
                 f"waits {self._exposed_s * 1e3:.0f} ms for {self._compute_s * 1e3:.0f} ms of compute; "
                 + self._links(),
             )
+
+    def _choose(self) -> int:
+        tolerated_s = TOLERATED * self._compute_s
+        if self._exposed_s <= tolerated_s:
+            bearable_s = max(_EASE * tolerated_s, self.predict(self._level))
+            return next(level for level in range(self._level + 1) if self.predict(level) <= bearable_s)
+        quickest_s = min(map(self.predict, range(1, len(LEVELS))))
+        enough_s = max(tolerated_s, _NEAR * quickest_s)
+        best = next(level for level in range(1, len(LEVELS)) if self.predict(level) <= enough_s)
+        if self._level == 0:
+            # Worth it only if it is the bytes that take the time, and fewer of them take less.
+            beside_s = max(self._exposed_s - self.predict(0), 0.0)
+            coded_s = self._seen_s.get(True, beside_s + self.predict(best))
+            return best if self._exposed_s > _WORTH * coded_s else 0
+        if self._exposed_s > self._seen_s.get(False, math.inf):
+            return 0  # coding takes longer than was thought
+        is_worth = self.predict(self._level) > _WORTH * self.predict(best)
+        return best if best < self._level or is_worth else self._level
+
+    def _remember(self) -> None:
+        """Note how long rounds wait, uncompressed or not; forget it if the links have changed."""
+        rates = self._exchange.rates()
+        pairs = zip(rates, self._seen_at, strict=False)
+        if any(new != old and not 1 / _CHANGED < new / old < _CHANGED for new, old in pairs):
+            self._seen_s.clear()
+        if not self._seen_s:
+            self._seen_at = rates
+        self._seen_s[self._level > 0] = self._exposed_s
 
     def _set(self, level: int, since: int, why: str) -> None:
         self._level, self._since, self._exposed_s = level, since, 0.0

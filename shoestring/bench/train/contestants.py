@@ -60,7 +60,7 @@ CONTESTANTS = {
             20,
             follows_link=True,  # not the link, but no two runs are the same
         ),
-        _ours("shoestring-auto", "auto", "every:delay=none", follows_link=True),
+        _ours("shoestring-auto", "auto", "every", follows_link=True),
         _ours("shoestring-every", "dct:step=1.5", "every"),
         _ours("shoestring-local", "dct:step=1.5", "local:4", period=4),
     )

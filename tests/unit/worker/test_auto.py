@@ -36,7 +36,8 @@ def settle(auto: Auto, compute_s: float, rounds: int = 400, first: int = 1) -> s
     [
         (10_000, 0.1, "float32"),
         (1000, 1.0, "float32"),
-        (1000, 0.1, "dct:step=2.5"),
+        (1000, 0.1, "dct:step=1.5"),
+        (220, 0.02, "dct:step=2.5"),
         (20, 0.1, "dct:step=3"),
     ],
 )
@@ -74,3 +75,23 @@ def test_a_delay_comes_last_and_only_if_the_policy_leaves_it_open(is_free: bool,
     auto.start(0.0)
     settle(auto, 0.05, 100)
     assert auto.plan_delay(0) == want
+
+
+def test_where_delay_takes_the_time_it_leaves_out_no_more_than_it_must() -> None:
+    auto = Auto(Links(100 * MBIT, rtt_s=0.2), [1_000_000], 4, free_delay=False)
+    auto.start(0.0)
+    assert settle(auto, 0.02) == "dct:step=1.5"
+
+
+def test_it_goes_back_where_compressing_turns_out_to_be_no_quicker() -> None:
+    """Coding may take longer than it was thought to: on a slow or busy CPU."""
+    auto = Auto(Links(1000 * MBIT), [600_000], 4, free_delay=False)
+    auto.start(0.0)
+    tried = set()
+    for seq in range(1, 400):
+        level = LEVELS.index(auto.setting())
+        tried.add(level)
+        exposed_s = auto.predict(0) if level == 0 else 0.1
+        auto.measure(compute_s=0.1, exposed_s=exposed_s, seq=seq, now=float(seq))
+    assert tried == {0, 1}
+    assert auto.setting().push == "float32"
