@@ -56,13 +56,13 @@ def test_headers_and_steps_are_those_of_the_plan(options):
             return Curves(relative, costs[:, [question.wanted.index(pair) for pair in chosen]])
 
         want, _ = plan(LAYOUT, options, energy, largest, curves, CHUNK_BITS)
-        got, is_met = answer(question, options, energy, largest, relative, costs)
+        got, _, is_met = answer(question, options, energy, largest, relative, costs)
         for field in ("kind", "mantissa", "exponent"):  # the size of chunks is chosen more carefully
             assert got[field].tolist() == want[field].tolist()
         if is_met and options.bits is not None:
             close = step_ranges(options)[0]
             few = slice(np.searchsorted(relative, close[0]), np.searchsorted(relative, close[-1]) + 1)
-            near, is_near = answer(question, options, energy, largest, relative[few], costs[:, :, few])
+            near, _, is_near = answer(question, options, energy, largest, relative[few], costs[:, :, few])
             assert not is_near or near.tolist() == got.tolist()
 
         for known in (largest, None):

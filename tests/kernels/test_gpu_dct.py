@@ -7,7 +7,7 @@ import torch
 from shoestring.codec.base import Layout
 from shoestring.codec.dct import Dct
 from shoestring.codec.dct import format as stream
-from shoestring.codec.dct.gpu import GpuDct
+from shoestring.codec.dct.gpu import GpuDct, entropy, lists
 from shoestring.codec.dct.gpu import codec as gpu_codec
 from shoestring.errors import CodecError, NonFiniteError, StreamError
 from tests.unit.codec.dct.streams import headers_of, write
@@ -102,6 +102,29 @@ def test_words_without_room_are_coded_again(monkeypatch):
     want = GpuDct(step=0.02).encode(values, layout)
     monkeypatch.setattr(gpu_codec, "ROOM", 0)
     assert GpuDct(step=0.02).encode(values, layout).tolist() == want.tolist()
+
+
+def test_payloads_longer_than_expected_arrive_whole(monkeypatch):
+    layout = Layout.of([(300,)])
+    values = torch.from_numpy(gradient(layout, 3))
+    want = GpuDct(step=0.5).encode(values, layout)
+    monkeypatch.setattr(gpu_codec, "MARGIN", -1)
+    monkeypatch.setattr(gpu_codec, "MARGIN_BYTES", 0)
+    assert GpuDct(step=0.5).encode(values, layout).tolist() == want.tolist()
+
+
+def test_chunks_follow_each_other_and_those_that_cannot_be_are_reported():
+    lengths = np.random.default_rng(6).integers(0, 900, 100)
+    for noted, report in ((0, [0, 0]), (-1, [0, 1]), (stream.MAX_WORDS + 1, [stream.MAX_WORDS + 1, 0])):
+        lengths[70] = noted
+        notes = torch.zeros((lists.NOTES.value, lengths.size), dtype=torch.int32)
+        notes[lists.LENGTH.value] = torch.from_numpy(lengths)
+        ends, summary = torch.zeros(lengths.size, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+        entropy.place_kernel((1,), notes, ends, summary, lengths.size, BLOCK=32)
+        if noted == 0:
+            assert ends.tolist() == np.cumsum(lengths).tolist()
+            assert summary[0] == lengths.sum()
+        assert summary[1:].tolist() == [max(report[0], lengths.max()), report[1]]
 
 
 def test_a_bucket_of_nothing_is_a_stream():

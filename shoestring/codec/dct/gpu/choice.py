@@ -73,18 +73,21 @@ def ask(layout: Layout, options: Options) -> Question:
 
 def answer(
     question: Question, options: Options, energy: Floats, largest: Floats, relative: Floats, costs: Floats
-) -> tuple[NDArray[np.void], bool]:
-    """Return the tensor headers, and whether the budget, if any, is met within the range of steps.
+) -> tuple[NDArray[np.void], float, bool]:
+    """Return the tensor headers, about how many bits the stream will take, and whether that is enough.
+
+    It is if there is no budget, or if the budget is met within the range of steps. A bucket with a value
+    that is not finite would take infinitely many.
 
     `costs` are [bits, errors] a value of [samples, steps].
     """
     headers = np.zeros(question.sizes.size, stream.TENSOR)
-    is_met = _choose(
+    bits, is_met = _choose(
         question.sizes, question.first_sample, question.kinds, question.handicap, question.forms, energy,
         largest, relative, costs[0], costs[1], options.step, -1.0 if options.bits is None else options.bits,
         options.small_as == "float32", headers.view(np.uint8).reshape(-1, 4),
     )  # fmt: skip
-    return headers, is_met
+    return headers, bits, is_met
 
 
 def find_steps(headers: NDArray[np.void], largest: Floats | None, steps: NDArray[np.float32]) -> None:
@@ -162,6 +165,8 @@ def _choose(
     spent, any_coded = 0.0, False
     for t in range(sizes.size):
         small = first_sample[t] < 0
+        if not np.isfinite(largest[t]):
+            return np.inf, True
         if largest[t] < TOO_SMALL:  # nothing is sent and all is kept
             continue
         if largest[t] > (TOO_LARGE_FOR_HALF if small else TOO_LARGE) or (small and small_is_full):
@@ -176,10 +181,11 @@ def _choose(
         else:
             coded[t] = any_coded = True
     if not any_coded:
-        return True
+        return spent, True
     is_met = True
+    overhead = 1 + CHUNK_OVERHEAD_BITS / CHUNK_BITS
     if budget > 0:
-        free = (budget * sizes.sum() - spent) / (1 + CHUNK_OVERHEAD_BITS / CHUNK_BITS)
+        free = (budget * sizes.sum() - spent) / overhead
         step, is_met = _step_for_budget(
             free, sizes, first_sample, coded, handicap, forms, relative, bits, errors
         )
@@ -214,7 +220,7 @@ def _choose(
             headers[t, 1] = min(max(log2, _MIN_CHUNK), MOST_CHUNK_LOG2)
             headers[t, 2] = mantissa
             headers[t, 3] = np.uint8(exponent & 255)
-    return is_met
+    return spent + total * overhead, is_met
 
 
 @decode_jit

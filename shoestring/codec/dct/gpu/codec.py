@@ -6,11 +6,14 @@ in pinned memory. Decoding gives the CPU's bits; encoding may place a coefficien
 on the edge between two codes on the other side of it.
 
 The GPU is never asked anything while it has work: encoding waits for it when it has measured
-the bucket, when the words are packed, and when they have arrived; decoding once, at the end.
+the bucket, and when the words have arrived; decoding once, at the end. While it works, the host
+prepares what it will be given next.
 
 With TRITON_INTERPRET=1 it runs on CPU tensors, slowly, for tests.
 """
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,7 @@ from shoestring.codec.dct.codec import Dct, refuse_bad_tensor
 from shoestring.codec.dct.gpu import entropy, lists, transform
 from shoestring.codec.dct.gpu.choice import STEP_COLUMNS, answer, ask, find_steps
 from shoestring.codec.dct.gpu.launch import INTERPRETED
-from shoestring.codec.dct.gpu.places import Places, find_places, tile_of, to_device
+from shoestring.codec.dct.gpu.places import Places, find_places, pinned, tile_of, to_device
 from shoestring.codec.dct.gpu.sample import find_samples, step_ranges
 from shoestring.codec.dct.gpu.tables import (
     cost_table,
@@ -34,17 +37,42 @@ from shoestring.codec.dct.gpu.tables import (
     slot_table,
     span_table,
 )
-from shoestring.codec.dct.plan import Floats, Wanted
+from shoestring.codec.dct.plan import Floats
 from shoestring.errors import CodecError, StreamError
 
 # Words that a chunk has room for, a value: hardly ever too few; then, as many as there can be.
 ROOM, MOST_ROOM = 1, 4
 # Kernels read aligned runs of codes, and a few bytes behind a stream.
 FOUR, SPARE_BYTES = lists.FOUR.value, 16
-# Codes by four and items that the program of a chunk takes at once; histograms that one does.
-FOURS, LIST, HISTOGRAMS = 128, 128, 64
+# Codes by four and items that the program of a chunk takes at once; histograms, lengths that one does.
+FOURS, LIST, HISTOGRAMS, LENGTHS = 512, 128, 64, 4096
 HARD_PROGRAMS = 1024
+# How much longer than expected a payload may be to arrive at once: a part of it, and some bytes.
+MARGIN, MARGIN_BYTES = 1 / 8, 1 << 12
 SET, ADD, KEEP = transform.SET.value, transform.ADD.value, transform.KEEP.value
+
+
+class Steps:
+    """The steps of all tensors, on the device; their memory can be had before they are known."""
+
+    def __init__(self, tensors: int, device: torch.device) -> None:
+        self._here = pinned(4 * STEP_COLUMNS * tensors).view(torch.float32).view(tensors, STEP_COLUMNS)
+        self._numbers = self._here.numpy()
+        self.there = torch.empty_like(self._here, device=device)
+
+    def find(self, headers: NDArray[np.void], largest: Floats | None) -> None:
+        find_steps(headers, largest, self._numbers)
+        self.there.copy_(self._here, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a bucket is to be coded."""
+
+    headers: NDArray[np.void]
+    steps: Tensor
+    expected_bytes: int
+    codes: Tensor  # memory for them
 
 
 class GpuDct:
@@ -66,26 +94,38 @@ class GpuDct:
         _check(values, layout, "values")
         if kept is not None:
             _check(kept, layout, "kept")
-        headers, largest = self._plan(values, layout)
+        plan = self._plan(values, layout)
         room = ROOM
         while True:
-            payload, longest, fits = _encode(values, layout, headers, room, largest, kept)
+            payload, longest, fits = _encode(values, layout, plan, room, kept)
             if not fits:
                 room = MOST_ROOM
             elif longest > stream.MAX_WORDS:
-                headers["chunk_log2"] = np.minimum(headers["chunk_log2"], stream.SAFE_CHUNK_LOG2)
+                chunk_log2 = plan.headers["chunk_log2"]
+                np.minimum(chunk_log2, stream.SAFE_CHUNK_LOG2, out=chunk_log2)
             else:
                 return payload
 
-    def _plan(self, values: Tensor, layout: Layout) -> tuple[NDArray[np.void], Floats]:
-        """Return headers and largest magnitudes; waits for the GPU, hardly ever more than once."""
+    def _plan(self, values: Tensor, layout: Layout) -> Plan:
+        """Choose headers and steps; waits for the GPU, hardly ever more than once."""
+        device = values.device
         question = ask(layout, self.options)
         for relative in self._ranges:
-            energy, largest, costs = _measure(values, layout, question.wanted, relative)
-            headers, is_met = answer(question, self.options, energy, largest, np.array(relative), costs)
+            measured = find_samples(layout, question.wanted, relative, device).measure(values)
+            # Made while the GPU measures.
+            steps = Steps(len(layout.sizes), device)
+            codes = torch.empty((layout.total // FOUR + 1) * FOUR, dtype=torch.int16, device=device)
+            _wait(device)
+            headers, bits, is_met = answer(
+                question, self.options, measured.energy, measured.largest, measured.relative, measured.costs
+            )
+            if math.isinf(bits):
+                refuse_bad_tensor(int(np.argmin(np.isfinite(measured.largest))), layout)
             if is_met:
                 break
-        return headers, largest
+        steps.find(headers, measured.largest)
+        expected = int(bits / 8 * (1 + MARGIN)) + MARGIN_BYTES
+        return Plan(headers, steps.there, expected, codes)
 
     def decode(
         self, payload: Buffer | Tensor, layout: Layout, out: Tensor, weight: float | None = None
@@ -105,17 +145,18 @@ class GpuDct:
         damage = torch.zeros(1, dtype=torch.int32, device=device)
         if places.chunks:
             _decode_chunks(own, parsed, places, codes, damage)
-        steps = _steps(parsed.headers, None, device)
+        steps = Steps(len(parsed.headers), device)
+        steps.find(parsed.headers, None)
         mode = SET if weight is None else ADD
         factor = 1.0 if weight is None else float(weight)
         if weight is None:
             for uncoded in places.uncoded:
                 out[uncoded].zero_()
-        _inverse(codes, out, out, damage, places, steps, factor, mode)
+        _inverse(codes, out, out, damage, places, steps.there, factor, mode)
         if places.plain.count:
             plain = places.plain
             transform.identity_kernel((plain.count,),
-                codes, out, damage, plain.start, plain.size, plain.tensor, steps, factor,
+                codes, out, damage, plain.start, plain.size, plain.tensor, steps.there, factor,
                 ALIGN=plain.align, MODE=mode, BLOCK=plain.length, enable_fp_fusion=False,
             )  # fmt: skip
         if raw:
@@ -129,52 +170,18 @@ class GpuDct:
             raise StreamError(f"{damaged} chunks are damaged", hint=stream.HINT)
 
 
-def _measure(
-    values: Tensor, layout: Layout, wanted: Wanted, relative: tuple[float, ...]
-) -> tuple[Floats, Floats, Floats]:
-    """Return energies and largest magnitudes of tensors, and [bits, errors] a value of samples."""
-    samples = find_samples(layout, wanted, relative, values.device)
-    # Kernels write what the host will read into pinned memory.
-    tensors, shape = len(layout.sizes), (2, len(wanted), len(relative))
-    found = _pinned(16 * tensors + 8 * shape[1] * shape[2])
-    results = found[: 16 * tensors].view(torch.float64).view(2, tensors)
-    costs = found[16 * tensors :].view(torch.float32).view(shape)
-    if not layout.total:
-        results.zero_()
-    samples.measure(values, results, costs)
-    _wait(values.device)
-    energy, tops = results.numpy()
-    bad = np.flatnonzero(tops >= 0x7F800000)
-    refuse_bad_tensor(int(bad[0]) if bad.size else -1, layout)
-    largest = tops.astype(np.int32).view(np.float32).astype(np.float64)
-    return energy, largest, costs.numpy() / samples.sizes[:, None]
-
-
-def _steps(headers: NDArray[np.void], largest: Floats | None, device: torch.device) -> Tensor:
-    """Return the steps of all tensors, on the device."""
-    steps = _pinned(4 * STEP_COLUMNS * len(headers)).view(torch.float32).view(-1, STEP_COLUMNS)
-    find_steps(headers, largest, steps.numpy())
-    return steps.to(device, non_blocking=True)
-
-
 def _encode(
-    values: Tensor,
-    layout: Layout,
-    headers: NDArray[np.void],
-    room: int,
-    largest: Floats,
-    kept: Tensor | None,
+    values: Tensor, layout: Layout, plan: Plan, room: int, kept: Tensor | None
 ) -> tuple[Tensor, int, bool]:
     """Return the payload, the words of its longest chunk, and whether the words had room."""
-    device = values.device
+    device, headers, codes = values.device, plan.headers, plan.codes
     places = find_places(layout, headers, device)
-    steps = _steps(headers, largest, device)
-    codes = _quantise(values, places, steps, kept)
+    _quantise(values, places, plan.steps, codes, kept)
     if kept is not None:
         for uncoded in places.uncoded:
             kept[uncoded].copy_(values[uncoded])
         intact = torch.zeros(1, dtype=torch.int32, device=device)
-        _inverse(codes, values, kept, intact, places, steps, 1.0, KEEP)
+        _inverse(codes, values, kept, intact, places, plan.steps, 1.0, KEEP)
 
     geometry = places.geometry
     most_words = room * layout.total + entropy.SLACK.value * places.chunks
@@ -187,31 +194,36 @@ def _encode(
             floats.start, floats.word_start, floats.size, to_device(floats.scales(headers), device),
             KEEPING=kept is not None, BLOCK=floats.length,
         )  # fmt: skip
-    summary = _pinned(24).view(torch.int64)
+    summary = pinned(24).view(torch.int64)
     if places.chunks:
         _encode_chunks(codes, places, room, geometry, own, summary)
     else:
         summary.zero_()
+    # Copied before its size is known: the GPU would be idle for longer than the bytes behind it take.
     start = stream.join(headers, np.empty(0, np.uint32), [], [])
+    payload = _fetch(own, start, min(max(plan.expected_bytes, geometry.words_at), own.numel()))
     _wait(device)
     written, longest, short = summary.tolist()
-    if short:
-        return summary, longest, False
     size = geometry.words_at + 2 * written
-    payload = _pinned(size)
+    if size > payload.numel() and not short:
+        payload = _fetch(own, start, size)
+        _wait(device)
+    return payload[:size], longest, not short
+
+
+def _fetch(own: Tensor, start: NDArray[np.uint8], size: int) -> Tensor:
+    """Start to copy a payload to pinned memory, but for its start, which is known here."""
+    payload = pinned(size)
     payload[start.size :].copy_(own[start.size : size], non_blocking=True)
     payload.numpy()[: start.size] = start
-    _wait(device)
-    return payload, longest, True
+    return payload
 
 
-def _quantise(values: Tensor, places: Places, steps: Tensor, kept: Tensor | None) -> Tensor:
-    device = values.device
-    codes = torch.empty((values.numel() // FOUR + 1) * FOUR, dtype=torch.int16, device=device)
+def _quantise(values: Tensor, places: Places, steps: Tensor, codes: Tensor, kept: Tensor | None) -> None:
     for n, group in places.groups.items():
         tile = tile_of(n)
         transform.forward_kernel((group.count, tile.columns),
-            values, codes, group.rows, steps, forward_matrix(n, device), AREA=n * n, D=tile.depth,
+            values, codes, group.rows, steps, forward_matrix(n, values.device), AREA=n * n, D=tile.depth,
             TILE=tile.side, B=group.blocks, ALIGN=group.align, PLANE=group.plane, COEFFICIENTS=False,
         )  # fmt: skip
     if places.plain.count:
@@ -220,7 +232,6 @@ def _quantise(values: Tensor, places: Places, steps: Tensor, kept: Tensor | None
             values, codes, values if kept is None else kept, plain.start, plain.size, plain.tensor, steps,
             ALIGN=plain.align, KEEPING=kept is not None, BLOCK=plain.length,
         )  # fmt: skip
-    return codes
 
 
 def _inverse(
@@ -256,26 +267,27 @@ def _encode_chunks(
     """List, code and pack all chunks."""
     device, chunks, values = codes.device, places.chunks, codes.numel()
     items = torch.empty(values, dtype=torch.int32, device=device)
+    marks = torch.empty(values // FOUR + chunks, dtype=torch.int16, device=device)
     notes = torch.empty((lists.NOTES.value, chunks), dtype=torch.int32, device=device)
     histograms = torch.empty(2 * lists.BINS.value * chunks, dtype=torch.int32, device=device)
     lists.list_kernel((chunks,),
-        codes.view(torch.int32), places.order, places.chunk_start, places.chunk_size, items, notes,
+        codes.view(torch.int64), places.order, places.chunk_start, places.chunk_size, marks, items, notes,
         histograms, chunks, BLOCK=FOURS, LIST=LIST, num_warps=1,
     )  # fmt: skip
     lists.table_kernel(
         (-(-2 * chunks // HISTOGRAMS),), histograms, cost_table(device), notes, chunks, ROWS=HISTOGRAMS
     )
     words = torch.empty(room * values + entropy.SLACK.value * chunks, dtype=torch.int16, device=device)
-    limits = torch.zeros(2, dtype=torch.int32, device=device)
     entropy.encode_kernel((-(-chunks // places.lanes),),
         items, places.order, places.chunk_start, places.chunk_size, notes, span_table(device),
-        reciprocal_table(device), words, limits, chunks, ROOM=room, LANES=places.lanes, num_warps=1,
+        reciprocal_table(device), words, chunks, ROOM=room, LANES=places.lanes, num_warps=1,
     )  # fmt: skip
+    ends = torch.empty(chunks, dtype=torch.int64, device=device)
+    entropy.place_kernel((1,), notes, ends, summary, chunks, BLOCK=LENGTHS, num_warps=8)
     heads = payload[geometry.chunks_at :][: 4 * chunks].view(torch.int32)
     entropy.pack_kernel((chunks,),
-        words, places.chunk_start, places.chunk_size, notes, torch.cumsum(notes[lists.LENGTH.value], 0),
-        limits, heads, payload[geometry.words_at :].view(torch.int16), summary, chunks,
-        ROOM=room, BLOCK=256, num_warps=1,
+        words, places.chunk_start, places.chunk_size, notes, ends, heads,
+        payload[geometry.words_at :].view(torch.int16), chunks, ROOM=room, BLOCK=256, num_warps=1,
     )  # fmt: skip
 
 
@@ -283,7 +295,7 @@ def _decode_chunks(
     payload: Tensor, parsed: stream.Stream, places: Places, codes: Tensor, damage: Tensor
 ) -> None:
     device, geometry = codes.device, parsed.geometry
-    starts = _pinned(8 * places.chunks).view(torch.int64)
+    starts = pinned(8 * places.chunks).view(torch.int64)
     np.add(parsed.word_starts[:-1], geometry.words_at // 2, out=starts.numpy())
     entropy.decode_kernel((-(-places.chunks // places.lanes),),
         payload.view(torch.int32), payload[geometry.chunks_at :][: 4 * geometry.chunks].view(torch.int32),
@@ -296,10 +308,6 @@ def _decode_chunks(
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
-
-
-def _pinned(size: int) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8, pin_memory=not INTERPRETED)
 
 
 def _check(tensor: Tensor, layout: Layout, name: str) -> None:

@@ -21,6 +21,7 @@ STATES = tl.constexpr(4)  # words that the two states of a chunk take
 SLACK = tl.constexpr(64)  # words that every chunk has room for, beside those for its codes
 SLOTS = tl.constexpr(4096)
 SECTOR = tl.constexpr(32)  # bytes that a cache fetches at once
+TOUCHED = tl.constexpr(1024)  # sectors of lists that a warp fetches before they are needed
 WARM_WORDS = tl.constexpr(256)  # of a chunk, that are fetched before they are needed
 
 
@@ -77,12 +78,13 @@ def _low_bits(value, bits):
 
 @kernel
 def encode_kernel(
-    items_ptr, order_ptr, start_ptr, size_ptr, notes_ptr, span_ptr, reciprocal_ptr, words_ptr, limits_ptr,
-    chunks, ROOM: tl.constexpr, LANES: tl.constexpr,
+    items_ptr, order_ptr, start_ptr, size_ptr, notes_ptr, span_ptr, reciprocal_ptr, words_ptr, chunks,
+    ROOM: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Code `LANES` chunks, each backwards from the end of its own room for words; states come first.
 
-    `limits` receives the words of the longest chunk, and whether one did not have room.
+    Note how many words each takes: -1 where it did not have room, more than `MAX_WORDS` where the chunk
+    has more codes than it may.
     """
     slot = tl.program_id(0) * LANES + tl.arange(0, LANES)
     live = slot < chunks
@@ -95,7 +97,11 @@ def encode_kernel(
     items = items_ptr + start
     words = words_ptr + start * ROOM + chunk * SLACK
     room = size * ROOM + SLACK
-    at = room
+    # Touch the lists, so that hardly a round waits for what none has asked for before.
+    k = tl.arange(0, TOUCHED // LANES)[None, :] * (SECTOR // 4)
+    touched = tl.load(items[:, None] + k, mask=k < count[:, None], other=0) & 1
+    never = (tl.sum(tl.sum(touched, 1), 0) < 0).to(tl.int32)  # but what is not used is not loaded
+    at = room - never
     gap_state = tl.full([LANES], LOWEST, tl.uint32)
     level_state = tl.full([LANES], LOWEST, tl.uint32)
 
@@ -140,39 +146,52 @@ def encode_kernel(
         tl.store(words + at - 4 + half, gap_word, mask=coded & fits)
         tl.store(words + at - 2 + half, level_word, mask=coded & fits)
     length = tl.where(coded, room - at + STATES, 0)
+    length = tl.where(count > MAX_NONZERO, MAX_WORDS + 1, tl.where(fits, length, -1))
     tl.store(notes_ptr + LENGTH * chunks + chunk, length, mask=live)
-    longest = tl.where(count > MAX_NONZERO, MAX_WORDS + 1, length)
-    tl.atomic_max(limits_ptr, tl.max(longest, 0))
-    tl.atomic_max(limits_ptr + 1, tl.max((~fits).to(tl.int32), 0))
+
+
+@kernel
+def place_kernel(notes_ptr, end_ptr, summary_ptr, chunks, BLOCK: tl.constexpr):
+    """Say where the words of each chunk end in the stream: one program for all.
+
+    `summary` receives how many words there are, those of the longest chunk, and whether one had no room.
+    """
+    end = tl.zeros([], tl.int64)
+    longest = tl.zeros([BLOCK], tl.int32)
+    shortest = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, chunks, BLOCK):
+        chunk = first + tl.arange(0, BLOCK)
+        live = chunk < chunks
+        noted = tl.load(notes_ptr + LENGTH * chunks + chunk, mask=live, other=0)
+        longest = tl.maximum(longest, noted)
+        shortest = tl.minimum(shortest, noted)
+        length = tl.minimum(tl.maximum(noted, 0), MAX_WORDS)
+        tl.store(end_ptr + chunk, end + tl.cumsum(length, 0), mask=live)
+        end += tl.sum(length, 0)
+    tl.store(summary_ptr, end)
+    tl.store(summary_ptr + 1, tl.max(longest, 0).to(tl.int64))
+    tl.store(summary_ptr + 2, (tl.min(shortest, 0) < 0).to(tl.int64))
 
 
 @kernel
 def pack_kernel(
-    words_ptr, start_ptr, size_ptr, notes_ptr, end_ptr, limits_ptr, headers_ptr, out_ptr, summary_ptr, chunks,
+    words_ptr, start_ptr, size_ptr, notes_ptr, end_ptr, headers_ptr, out_ptr, chunks,
     ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write one chunk's header and words to their places in the stream.
-
-    Nothing is written where a chunk was longer than its room. The last chunk reports.
-    """
+    """Write one chunk's header and words to their places in the stream, if they are what it may have."""
     chunk = tl.program_id(0)
-    short = tl.load(limits_ptr + 1)
-    length = tl.where(short == 0, tl.load(notes_ptr + LENGTH * chunks + chunk), 0)
-    end = tl.load(end_ptr + chunk)
-    if length > 0:
+    length = tl.load(notes_ptr + LENGTH * chunks + chunk)
+    if (length > 0) & (length <= MAX_WORDS):
         chosen = notes_ptr + CHOSEN * chunks + 2 * chunk
         tl.store(headers_ptr + chunk, length | (tl.load(chosen) << 18) | (tl.load(chosen + 1) << 25))
         room = tl.load(size_ptr + chunk) * ROOM + SLACK
         words = words_ptr + tl.load(start_ptr + chunk) * ROOM + chunk * SLACK + room - length
+        out = out_ptr + tl.load(end_ptr + chunk) - length
         for first in range(0, length, BLOCK):
             i = first + tl.arange(0, BLOCK)
-            tl.store(out_ptr + end - length + i, tl.load(words + i, mask=i < length), mask=i < length)
+            tl.store(out + i, tl.load(words + i, mask=i < length), mask=i < length)
     else:
         tl.store(headers_ptr + chunk, 0)
-    if chunk == chunks - 1:
-        tl.store(summary_ptr, end)
-        tl.store(summary_ptr + 1, tl.load(limits_ptr).to(tl.int64))
-        tl.store(summary_ptr + 2, short.to(tl.int64))
 
 
 @triton.jit

@@ -33,7 +33,7 @@ class Kernel:
         parameters = inspect.signature(function).parameters.values()
         numbers = [p.name for p in parameters if p.annotation is p.empty and not p.name.endswith("_ptr")]
         self.function = triton.jit(function, do_not_specialize=numbers)
-        self._variants: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
+        self._variants: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def __call__(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         if INTERPRETED:
@@ -45,19 +45,27 @@ class Kernel:
             return
         driver = triton.runtime.driver.active
         device = driver.get_current_device()
-        values = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
-        # Of a number, which is no multiple of 16 as a rule, this says nothing that matters.
-        key = (device, *(v % _ALIGNED == 0 for v in values), *constants.values())
+        values, pointers, combined = [], [], 0
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                argument = argument.data_ptr()
+                pointers.append(argument)
+                combined |= argument
+            values.append(argument)
+        key: tuple[Any, ...] = (device, *constants.values())
+        if combined % _ALIGNED:  # a rare one, whose pointers are looked at one by one
+            key += tuple(pointer % _ALIGNED == 0 for pointer in pointers)
         variant = self._variants.get(key)
         if variant is None:
             compiled = self.function[grid](*arguments, **constants)
             names = self.function.arg_names[len(arguments) :]
-            self._variants[key] = compiled, [constants[name] for name in names]
+            known = [constants[name] for name in names]
+            self._variants[key] = compiled, compiled.run, compiled.function, compiled.packed_metadata, known
             return
-        compiled, known = variant
-        compiled.run(
+        _, run, function, metadata, known = variant
+        run(
             grid[0], grid[1] if len(grid) > 1 else 1, 1, driver.get_current_stream(device),
-            compiled.function, compiled.packed_metadata, None, None, None, *values, *known,
+            function, metadata, None, None, None, *values, *known,
         )  # fmt: skip
 
 

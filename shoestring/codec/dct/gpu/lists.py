@@ -74,7 +74,7 @@ def _count_symbols(symbol, counted):
 def cost_kernel(
     c_ptr, start_ptr, size_ptr, tensor_ptr, rms_ptr, relative_ptr, cost_ptr, result_ptr, BLOCK: tl.constexpr
 ):
-    """Say how many bits a sample's coefficients would take at a step over rms, and the error in steps."""
+    """Say how many bits a value a sample would take at a step over rms, and its error in steps."""
     sample = tl.program_id(0)
     item = sample * tl.num_programs(1) + tl.program_id(1)
     start = tl.load(start_ptr + sample)
@@ -105,50 +105,63 @@ def cost_kernel(
         last = tl.maximum(last, tl.max(tl.where(coded, k, -1), 0))
     cost = _cheapest(gap_histogram, cost_ptr) + _cheapest(level_histogram, cost_ptr)
     items = tl.num_programs(0) * tl.num_programs(1)
-    tl.store(result_ptr + item, tl.sum(bits, 0) + cost.to(tl.float32) / 256)
-    tl.store(result_ptr + items + item, tl.sum(error, 0))
+    values = tl.maximum(size, 1).to(tl.float64)
+    tl.store(result_ptr + item, (tl.sum(bits, 0) + cost.to(tl.float32) / 256).to(tl.float64) / values)
+    tl.store(result_ptr + items + item, tl.sum(error, 0).to(tl.float64) / values)
 
 
 @kernel
 def list_kernel(
-    pairs_ptr, order_ptr, start_ptr, size_ptr, items_ptr, notes_ptr, histograms_ptr, chunks,
+    fours_ptr, order_ptr, start_ptr, size_ptr, marks_ptr, items_ptr, notes_ptr, histograms_ptr, chunks,
     BLOCK: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     """List one chunk's codes where the chunk lies, note how many, and count their symbols.
 
-    Codes are read by fours, aligned, also where a chunk begins or ends within one.
+    Codes are read by fours, aligned, also where a chunk begins or ends within one. Most are 0: so the
+    fours that are not are marked first, and only those are taken apart.
     """
     chunk = tl.load(order_ptr + tl.program_id(0))
     start = tl.load(start_ptr + chunk)
     size = tl.load(size_ptr + chunk)
     before = (start % FOUR).to(tl.int32)
     limit = tl.cdiv(before + size, FOUR)
+    fours = fours_ptr + start // FOUR
+    marks = marks_ptr + start // FOUR + chunk  # chunks may share a four
     items = items_ptr + start
     k = tl.arange(0, BLOCK)
-    pairs = pairs_ptr + start // FOUR * 2 + k * 2
-    a = tl.load(pairs, mask=k < limit, other=0)
-    b = tl.load(pairs + 1, mask=k < limit, other=0)
-    count = 0
+    four = tl.load(fours + k, mask=k < limit, other=0)
+    marked = 0
     for first in range(0, limit, BLOCK):
-        pairs += 2 * BLOCK
-        ahead = k < limit - first - BLOCK
-        next_a = tl.load(pairs, mask=ahead, other=0)
-        next_b = tl.load(pairs + 1, mask=ahead, other=0)
-        place = FOUR * (first + k) - before
+        ahead = first + BLOCK + k
+        next_four = tl.load(fours + ahead, mask=ahead < limit, other=0)
+        is_marked = (four != 0).to(tl.int32)
+        at = marked + tl.cumsum(is_marked, 0) - is_marked
+        tl.store(marks + at, (first + k).to(tl.int16), mask=four != 0)
+        marked += tl.sum(is_marked, 0)
+        four = next_four
+    tl.debug_barrier()  # the marks were written by other threads
+
+    count = 0
+    for first in range(0, marked, LIST):
+        i = first + tl.arange(0, LIST)
+        mark = tl.load(marks + i, mask=i < marked, other=0).to(tl.int32)
+        both = tl.load(fours + mark, mask=i < marked, other=0)
+        a = both.to(tl.int32)
+        b = (both >> 32).to(tl.int32)
+        place = FOUR * mark - before
         c0 = tl.where(_within(place, size), a & 0xFFFF, 0)
         c1 = tl.where(_within(place + 1, size), place_of(a), 0)
         c2 = tl.where(_within(place + 2, size), b & 0xFFFF, 0)
         c3 = tl.where(_within(place + 3, size), place_of(b), 0)
         two = (c0 != 0).to(tl.int32) + (c1 != 0).to(tl.int32)
-        four = two + (c2 != 0).to(tl.int32) + (c3 != 0).to(tl.int32)
-        at = items + (count + tl.cumsum(four, 0) - four)
+        codes = two + (c2 != 0).to(tl.int32) + (c3 != 0).to(tl.int32)
+        at = items + (count + tl.cumsum(codes, 0) - codes)
         tl.store(at, (place << 16) | c0, mask=c0 != 0)
         tl.store(at + (c0 != 0).to(tl.int32), ((place + 1) << 16) | c1, mask=c1 != 0)
         tl.store(at + two, ((place + 2) << 16) | c2, mask=c2 != 0)
         tl.store(at + two + (c2 != 0).to(tl.int32), ((place + 3) << 16) | c3, mask=c3 != 0)
-        count += tl.sum(four, 0)
-        a, b = next_a, next_b
-    tl.debug_barrier()  # the list was written by other threads
+        count += tl.sum(codes, 0)
+    tl.debug_barrier()  # and so was the list
 
     tail = size - 1 - place_of(tl.load(items + count - 1, mask=count > 0, other=0))
     bins = tl.arange(0, BINS)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shoestring.codec.base import Layout
 from shoestring.codec.dct import format as stream
+from shoestring.codec.dct.gpu.launch import INTERPRETED
 
 PLAIN_LENGTH = 4096
 # Values, padding included, that one program transforms.
@@ -47,6 +48,11 @@ def tile_of(n: int) -> Tile:
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """Copy a small array to the device."""
     return torch.from_numpy(np.array(array, order="C")).to(device)
+
+
+def pinned(size: int) -> Tensor:
+    """Return bytes on the host that the device can write and be sent."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=not INTERPRETED)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ The costs of a range of steps come back at once, so that a search for a step ask
 GPU nothing more; between two of them the rate is close to a power of the step.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from shoestring.codec.base import Layout
 from shoestring.codec.dct.gpu import lists, transform
-from shoestring.codec.dct.gpu.places import Groups, cut, group_blocks, tile_of, to_device
+from shoestring.codec.dct.gpu.places import Groups, cut, group_blocks, pinned, tile_of, to_device
 from shoestring.codec.dct.gpu.tables import cost_table, forward_matrix
 from shoestring.codec.dct.options import Options
 from shoestring.codec.dct.plan import Floats, Wanted
@@ -45,14 +46,24 @@ class _Runs:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What is known of a bucket, once the device is done: kernels write it into pinned memory."""
+
+    energy: Floats  # of tensors
+    largest: Floats  # magnitude
+    relative: Floats  # steps over rms
+    costs: Floats  # [bits, errors] a value of [samples, steps]
+
+
+@dataclass(frozen=True)
 class Samples:
     """What is measured of a bucket before it is planned, and where."""
 
-    relative: Tensor
+    relative: Floats
+    steps: Tensor  # the same, on the device
     tensor: Tensor  # of each sample
     start: Tensor  # among the coefficients
     size: Tensor
-    sizes: Floats
     total: int
     nothing: Tensor  # a step for coefficients that are neither snapped nor quantised
     runs: dict[int, _Runs]
@@ -61,33 +72,37 @@ class Samples:
     segment_size: Tensor
     tensor_size: Tensor
 
-    def measure(self, values: Tensor, tensors: Tensor, costs: Tensor) -> None:
-        """Start to measure: [energy, bits of the largest magnitude] of tensors, [bits, error] of samples."""
-        device, count, segments = values.device, self.tensor_size.numel(), self.segment_start.numel()
+    def measure(self, values: Tensor) -> Measured:
+        """Start to measure; wait for the device before reading what is returned."""
+        device, tensors, segments = values.device, self.tensor_size.numel(), self.segment_start.numel()
+        shape = (2, self.tensor.numel(), self.relative.size)
         if not segments:
-            return
+            return Measured(np.zeros(tensors), np.zeros(tensors), self.relative, np.zeros(shape))
         sums = torch.empty((2, segments), dtype=torch.float64, device=device)
-        rms = torch.empty(count, dtype=torch.float32, device=device)
         transform.scan_kernel(
             (segments,), values, self.segment_start, self.segment_size, sums, segments, BLOCK=1024
         )
+        # All else is done while that runs. Kernels write what the host will read into pinned memory.
+        found = pinned(8 * (2 * tensors + math.prod(shape))).view(torch.float64)
+        rms = torch.empty(tensors, dtype=torch.float32, device=device)
         transform.sum_kernel(
-            (count,), sums, self.segment_begin, self.tensor_size, tensors, rms, segments, count, BLOCK=256
+            (tensors,), sums, self.segment_begin, self.tensor_size, found, rms, segments, tensors, BLOCK=256
         )
-        if not self.tensor.numel():
-            return
+        if self.tensor.numel():
+            self._take(values, rms, found[2 * tensors :])
+        numbers = found.numpy()
+        energy, largest = numbers[: 2 * tensors].reshape(2, tensors)
+        return Measured(energy, largest, self.relative, numbers[2 * tensors :].reshape(shape))
+
+    def _take(self, values: Tensor, rms: Tensor, costs: Tensor) -> None:
+        """Transform the samples and say what they cost at each step."""
+        device = values.device
         coefficients = torch.empty(max(self.total, 1), dtype=torch.float32, device=device)
         for n, runs in self.runs.items():
             if n == 1:
-                transform.gather_kernel(
-                    (runs.start.numel(),),
-                    values,
-                    coefficients,
-                    runs.start,
-                    runs.out_start,
-                    runs.size,
-                    BLOCK=lanes_of(1),
-                )
+                transform.gather_kernel((runs.start.numel(),),
+                    values, coefficients, runs.start, runs.out_start, runs.size, BLOCK=lanes_of(1),
+                )  # fmt: skip
                 continue
             tile, groups = tile_of(n), runs.groups
             transform.forward_kernel((groups.count, tile.columns),
@@ -95,8 +110,8 @@ class Samples:
                 AREA=n * n, D=tile.depth, TILE=tile.side, B=groups.blocks,
                 ALIGN=groups.align, PLANE=groups.plane, COEFFICIENTS=True,
             )  # fmt: skip
-        lists.cost_kernel((self.tensor.numel(), self.relative.numel()),
-            coefficients, self.start, self.size, self.tensor, rms, self.relative, cost_table(device), costs,
+        lists.cost_kernel((self.tensor.numel(), self.relative.size),
+            coefficients, self.start, self.size, self.tensor, rms, self.steps, cost_table(device), costs,
             BLOCK=4096, num_warps=8,
         )  # fmt: skip
 
@@ -120,11 +135,11 @@ def find_samples(
     tensor_sizes = np.array(layout.sizes, np.int64)
     owner, first_value, segment_size = cut(tensor_sizes, SEGMENT)
     return Samples(
-        relative=to_device(np.array(relative, np.float32), device),
+        relative=np.array(relative),
+        steps=to_device(np.array(relative, np.float32), device),
         tensor=to_device(np.array([index for index, _ in wanted], np.int32), device),
         start=to_device(np.array(starts, np.int64), device),
         size=to_device(np.array(sizes, np.int32), device),
-        sizes=np.maximum(np.array(sizes, np.float64), 1),
         total=total,
         nothing=torch.zeros(1, dtype=torch.float32, device=device),
         runs={n: _find_runs(n, np.array(row, np.int64), device) for n, row in rows.items()},

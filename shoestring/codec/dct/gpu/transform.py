@@ -59,7 +59,7 @@ def scan_kernel(x_ptr, start_ptr, size_ptr, sums_ptr, segments, BLOCK: tl.conste
 
 @kernel
 def sum_kernel(sums_ptr, begin_ptr, size_ptr, results_ptr, rms_ptr, segments, tensors, BLOCK: tl.constexpr):
-    """Add up one tensor's segments, always in the same order."""
+    """Add up one tensor's segments, always in the same order: two rows of `results`, and the rms."""
     tensor = tl.program_id(0)
     begin = tl.load(begin_ptr + tensor)
     end = tl.load(begin_ptr + tensor + 1)
@@ -71,7 +71,8 @@ def sum_kernel(sums_ptr, begin_ptr, size_ptr, results_ptr, rms_ptr, segments, te
         top = tl.maximum(top, tl.load(sums_ptr + segments + k, mask=k < end, other=0.0))
     total = tl.sum(energy, 0)
     tl.store(results_ptr + tensor, total)
-    tl.store(results_ptr + tensors + tensor, tl.max(top, 0))
+    largest = tl.max(top, 0).to(tl.int32).to(tl.float32, bitcast=True)
+    tl.store(results_ptr + tensors + tensor, largest.to(tl.float64))
     mean = (total / tl.maximum(tl.load(size_ptr + tensor), 1)).to(tl.float32)
     tl.store(rms_ptr + tensor, tl.sqrt(mean))
 
