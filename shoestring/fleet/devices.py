@@ -2,7 +2,7 @@
 
 Devices of one kind are alike: what was measured on one of them holds for all. A CPU device
 is some cores, and a share of their time where it is below 1; two CPU devices never have a
-core in common, so that one's work does not slow the other's.
+core in common, so that one's work takes no time of the other's.
 
 A host's devices and their measured rates are kept in a JSON file, see `save` and `load`.
 """
@@ -70,6 +70,13 @@ class Device:
     def usable_bytes(self) -> int:
         """The memory that jobs may take: of a GPU, what others had left when it was looked at."""
         return self.free_bytes if self.is_gpu else self.memory_bytes
+
+
+def neighbours_of(device: Device, devices: Sequence[Device]) -> list[Device]:
+    """Choose a CPU device's neighbours from its machine's devices: the other CPU devices. A GPU has none."""
+    if device.is_gpu:
+        return []
+    return [other for other in devices if not other.is_gpu and other.name != device.name]
 
 
 def find_devices(cpu: str = "", *, gpus: bool = True) -> list[Device]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from shoestring.fleet.confine import confined
-from shoestring.fleet.devices import Device
+from shoestring.fleet.devices import Device, neighbours_of
 from shoestring.fleet.engine import Running, Task
 from shoestring.fleet.quota import Quota
 
@@ -37,6 +37,9 @@ class LocalEngine:
         self.devices = tuple(devices)
         self._quotas: dict[str, Quota] = {}
         self._processes: list[_Process] = []
+
+    def neighbours(self, device: Device) -> Sequence[Device]:
+        return neighbours_of(device, self.devices)
 
     def start(self, task: Task) -> Running:
         task.folder.mkdir(parents=True, exist_ok=True)

@@ -5,13 +5,16 @@ the memory it will take is predicted from the smaller ones, and one that would n
 margin is not run: so the largest batch that fits is found without running out of memory.
 Should a run end out of memory all the same, that size counts as not fitting.
 
+While a job is timed on a CPU device, the machine's other CPU devices train it too: see
+`neighbours.py`.
+
 A profile that was not measured on its kind says so: `predicted_from` names the kind it was.
 """
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,8 +25,10 @@ from shoestring.fleet.devices import Device, Rates
 from shoestring.fleet.engine import Engine, Task
 from shoestring.fleet.fit import Line, fit_line, largest_within, near_line, next_size
 from shoestring.fleet.jobs import Job
+from shoestring.fleet.neighbours import start_neighbours
 from shoestring.fleet.usage import Usage, watch_usage
 
+VERSION = 2  # of how profiles are taken; in 1 the machine's other CPU devices were idle
 MARGIN = 0.05  # of memory that a plan leaves free beyond the error bar
 _LONGEST_S = 900.0  # for one run, its start included
 _RESULT_BYTES = 1 << 20
@@ -44,6 +49,7 @@ class Sample:
     busy: float
     bandwidth: float = 0.0  # the part of the device's memory bandwidth, where that is known
     steps: int = 0
+    missing: tuple[str, ...] = ()  # other CPU devices that should have trained meanwhile, and did not
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class Profile:
     predicted_from: str = ""
     uncertainty: float = 0.0  # of a prediction from another kind, as a part of it
     memory_bytes: int = 0  # of the device it was measured on
+    version: int = VERSION
 
     def step_s(self, batch: int) -> tuple[float, float]:
         """Seconds a step takes, and their error bar: measured if that size was, else from the line."""
@@ -107,7 +114,10 @@ class Profile:
     @classmethod
     def from_json(cls, text: str) -> "Profile":
         try:
-            return msgspec.json.decode(text, type=cls)
+            facts = msgspec.json.decode(text)
+            if isinstance(facts, dict):
+                facts.setdefault("version", 1)  # which did not say so
+            return msgspec.convert(facts, cls)
         except msgspec.MsgspecError as error:
             raise FleetError(
                 f"a stored profile cannot be read: {error}",
@@ -135,15 +145,16 @@ class Profiler:
     steps: int = 20  # to time at least, and for how long
     seconds: int = 3
 
-    def profile(self, job: Job, device: Device) -> Profile:
-        """Measure a job on a device, at a few batch sizes."""
+    def profile(self, job: Job, device: Device, busy: Collection[str] = ()) -> Profile:
+        """Measure a job on a device, at a few batch sizes; on `busy` devices a job trains already."""
+        others = [other for other in self.engine.neighbours(device) if other.name not in busy]
         samples: list[Sample] = []
         refused: list[int] = []
         for batch in sizes_to_measure(job.batches):
             if refused or (len(samples) > 1 and not _will_fit(samples, batch, device)):
                 refused.append(batch)
                 continue
-            sample = self.measure(job, device, batch)
+            sample = self.measure(job, device, batch, others)
             if sample is None:
                 refused.append(batch)
             else:
@@ -158,14 +169,14 @@ class Profiler:
                 hint="allow a smaller batch size, or name the `kinds` it may use",
             )
         if refused:
-            self._measure_largest(job, device, samples, refused)
+            self._measure_largest(job, device, others, samples, refused)
         samples.sort(key=lambda sample: sample.batch)
         return Profile(
             job.key(), device.kind, tuple(samples), tuple(refused), memory_bytes=device.usable_bytes
         )
 
-    def measure(self, job: Job, device: Device, batch: int) -> Sample | None:
-        """Time some steps at one batch size; None if it ran out of memory."""
+    def measure(self, job: Job, device: Device, batch: int, others: Sequence[Device] = ()) -> Sample | None:
+        """Time some steps at one batch size while others train too; None if it ran out of memory."""
         result = self.folder / f"{job.name}-{device.name}-{batch}.json"
         result.parent.mkdir(parents=True, exist_ok=True)
         result.unlink(missing_ok=True)
@@ -185,10 +196,12 @@ class Profiler:
         )
         started_at = time.time()
         with watch_usage(device) as usage:
-            code = self._wait(task)
+            code, missing = self._run(task, others)
         said = _last_words(log)
         if result.exists():
-            return _read(result, batch, device, started_at, usage)
+            for name, why in missing.items():
+                self.say(f"`{job.name}` on {device.kind}, batch {batch}: timed without `{name}`: {why}")
+            return replace(_read(result, batch, device, started_at, usage), missing=tuple(missing))
         if code == 137 or any(sign in said.lower() for sign in _OUT_OF_MEMORY):
             return None
         raise FleetError(
@@ -197,7 +210,14 @@ class Profiler:
             hint="it must train through `shoestring.init()` and `shoestring.wrap`, for more steps than that",
         )
 
-    def _measure_largest(self, job: Job, device: Device, samples: list[Sample], refused: list[int]) -> None:
+    def _measure_largest(
+        self,
+        job: Job,
+        device: Device,
+        others: Sequence[Device],
+        samples: list[Sample],
+        refused: list[int],
+    ) -> None:
         """Go up to the largest allowed size that should fit; each one measured makes the next guess surer."""
         while True:
             allowed = [batch for batch in job.batches if batch < min(refused)]
@@ -205,24 +225,29 @@ class Profiler:
             batch = next_size(sizes, peaks, device.usable_bytes, allowed, margin=MARGIN)
             if batch is None:
                 return
-            sample = self.measure(job, device, batch)
+            sample = self.measure(job, device, batch, others)
             if sample is None:
                 refused.append(batch)
             else:
                 samples.append(sample)
 
-    def _wait(self, task: Task) -> int:
-        running = self.engine.start(task)
-        try:
-            code = running.wait(_LONGEST_S)
-        finally:
-            running.kill()
+    def _run(self, task: Task, others: Sequence[Device]) -> tuple[int, dict[str, str]]:
+        """Run a task to its end; return its exit code, and which of the others did not train and why."""
+        deadline = time.monotonic() + _LONGEST_S
+        with start_neighbours(self.engine, task, others) as neighbours:
+            running = self.engine.start(neighbours.timed)
+            try:
+                neighbours.gather(running, _LONGEST_S)
+                code = running.wait(max(0.0, deadline - time.monotonic()))
+                missing = neighbours.missing()
+            finally:
+                running.kill()
         if code is None:
             raise FleetError(
                 f"`{task.name}` took more than {_LONGEST_S:.0f} s for a few steps",
                 hint="look at its output, or give it smaller batch sizes",
             )
-        return code
+        return code, missing
 
 
 def sizes_to_measure(allowed: Sequence[int]) -> list[int]:

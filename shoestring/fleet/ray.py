@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoestring.errors import FleetError
-from shoestring.fleet.devices import Device, find_devices, parse_cpus
+from shoestring.fleet.devices import Device, find_devices, neighbours_of, parse_cpus
 from shoestring.fleet.engine import STOPPED, Running, Task
 from shoestring.fleet.local import OUTPUT, LocalEngine
 
@@ -103,6 +103,13 @@ class RayEngine:
         if time.monotonic() - self._looked_at > _LOOK_S:
             self._look()
         return tuple(device for post in self._posts.values() for device in post.devices)
+
+    def neighbours(self, device: Device) -> Sequence[Device]:
+        """Those of the same node: of several nodes on one machine nothing is known."""
+        for post in self._posts.values():
+            if any(other.name == device.name for other in post.devices):
+                return neighbours_of(device, post.devices)
+        return ()
 
     def start(self, task: Task) -> Running:
         names = {device.name for device in task.devices}

@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from shoestring.errors import FleetError, ShoestringError
 from shoestring.fleet.devices import Device
 from shoestring.fleet.engine import STOPPED, Engine, Task
-from shoestring.fleet.estimate import Estimates, Profiles, estimate, load_profiles, memory_cap
+from shoestring.fleet.estimate import (
+    Estimates,
+    Profiles,
+    estimate,
+    load_profiles,
+    measured_profiles,
+    memory_cap,
+)
 from shoestring.fleet.interference import add_sight
 from shoestring.fleet.life import Life
 from shoestring.fleet.plan import Placement, Plan
@@ -142,14 +149,14 @@ class Runner:
         for entry in entries:
             if entry.job.name in self.lives:
                 continue
-            known = self.store.profiles(entry.key)
+            known = measured_profiles(self.store, entry.key, self.engine.devices)
             for kind, device in idle.items():
                 if kind in known or (entry.job.kinds and kind not in entry.job.kinds):
                     continue
                 measured = self._is_stale = True
                 self.store.tell(entry.job.name, note=f"it is being profiled on `{device.name}`")
                 try:
-                    profile = self.profiler.profile(entry.job, device)
+                    profile = self.profiler.profile(entry.job, device, busy)
                     self.store.keep_profile(entry.key, kind, profile.to_json())
                 except FleetError as error:
                     self.say(f"`{entry.job.name}` could not be profiled: {error.message}")

@@ -5,6 +5,7 @@
 | `SHOESTRING_PROBE` | some steps are timed, written to this file as JSON, and the script ends |
 | `SHOESTRING_PROBE_STEPS` | at least so many, after the first few |
 | `SHOESTRING_PROBE_SECONDS` | at least for so long |
+| `SHOESTRING_PROBE_GATE` | after one step it says so in `.ready` beside the result, and waits for this file |
 | `SHOESTRING_STOP` | once this file is there the script ends behind its next checkpoint |
 | `SHOESTRING_MEMORY_BYTES` | the most GPU memory this process may take |
 
@@ -30,8 +31,9 @@ from shoestring.worker import session
 STOPPED = 75  # the exit code of a script that ended because it was asked to
 
 _WARMUP = 5  # steps that are not timed: kernels are chosen, memory is taken
-_LONGEST_S = 20.0
+_LONGEST_S = 20.0  # unless it is asked for longer
 _FEWEST = 3
+_LOOK_S = 0.01
 
 
 class Probe:
@@ -41,6 +43,7 @@ class Probe:
         self._result = environment.get("SHOESTRING_PROBE", "")
         self._steps = _number(environment, "SHOESTRING_PROBE_STEPS") or 20
         self._seconds = _number(environment, "SHOESTRING_PROBE_SECONDS")
+        self._gate = environment.get("SHOESTRING_PROBE_GATE", "")
         self._stop = environment.get("SHOESTRING_STOP", "")
         self._every = _number(environment, "SHOESTRING_EVERY")
         self._times: list[float] = []
@@ -65,16 +68,24 @@ class Probe:
     def _time_step(self) -> None:
         if _is_on_gpu():
             torch.cuda.synchronize()
-        now = time.perf_counter()
         if self._begun == 0:
             self._first_at = time.time()
+        if self._begun == 1 and self._gate:
+            self._wait_at_gate()
+        now = time.perf_counter()
         if self._begun >= _WARMUP:
             self._times.append(now)
         taken, seconds = len(self._times) - 1, now - self._times[0] if self._times else 0.0
         is_enough = taken >= self._steps and seconds >= self._seconds
-        if is_enough or (taken >= _FEWEST and seconds > _LONGEST_S):
+        if is_enough or (taken >= _FEWEST and seconds > max(_LONGEST_S, self._seconds)):
             self._write_result()
             _leave(0)
+
+    def _wait_at_gate(self) -> None:
+        """Wait until those that train beside this script are there; the fleet opens the gate or ends it."""
+        Path(self._result).with_suffix(".ready").touch()
+        while not os.path.exists(self._gate):
+            time.sleep(_LOOK_S)
 
     def _write_result(self) -> None:
         """Write what was timed, unless it is too little or written already."""

@@ -19,7 +19,7 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Run some steps of jobs on each kind of device, at a few batch sizes."""
-    from shoestring.fleet.estimate import load_profiles
+    from shoestring.fleet.estimate import load_profiles, measured_profiles
     from shoestring.fleet.local import LocalEngine
     from shoestring.fleet.profile import Profiler
 
@@ -34,7 +34,7 @@ def profile(
                 for kind, device in one_each.items():
                     if entry.job.kinds and kind not in entry.job.kinds:
                         continue
-                    if again or kind not in store.profiles(entry.key):
+                    if again or kind not in measured_profiles(store, entry.key, engine.devices):
                         found = profiler.profile(entry.job, device)
                         store.keep_profile(entry.key, kind, found.to_json())
                 for own in load_profiles(store, entry.key, engine.devices).values():

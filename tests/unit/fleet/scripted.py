@@ -56,6 +56,9 @@ class ScriptedEngine:
     devices: tuple[Device, ...]
     tasks: list[ScriptedTask] = field(default_factory=list)
 
+    def neighbours(self, device):
+        return ()
+
     def start(self, task):
         found = ScriptedTask(task, log=EventLog(task.folder, "worker-0"))
         self.tasks.append(found)
@@ -79,6 +82,9 @@ class MeasuredEngine:
     fails_at: tuple[int, ...] = ()
     words: str = ""
     batches: list[int] = field(default_factory=list)
+
+    def neighbours(self, device):
+        return ()
 
     def start(self, task):
         batch = int(task.environment["SHOESTRING_BATCH"])

@@ -1,5 +1,7 @@
 """What the allocator is told about jobs: sizes, speeds, memory, and who cannot be planned."""
 
+import json
+
 import pytest
 
 from shoestring.fleet.devices import Device, Rates
@@ -125,3 +127,16 @@ def test_a_kind_without_a_measurement_is_predicted_from_rates(tmp_path):
         store.keep_profile("key", "slow", BOTH["slow"].to_json())
         assert load_profiles(store, "key", devices)["slow"] == BOTH["slow"]
         assert set(load_profiles(store, "key", [FAST])) == {"fast"}
+
+
+def test_a_cpu_profile_of_the_first_version_is_not_used(tmp_path):
+    """It was taken while the other devices were idle; a GPU's is as good as ever."""
+    card = Device("card", "card", GIB, GIB, uuid="GPU-1")
+    with Store(tmp_path) as store:
+        for kind in ("fast", "card"):
+            facts = json.loads(profile(kind, (8, 0.1, GIB)).to_json())
+            assert facts.pop("version") == 2
+            store.keep_profile("key", kind, json.dumps(facts))
+        assert set(load_profiles(store, "key", [FAST, card])) == {"card"}
+        store.keep_profile("key", "fast", BOTH["fast"].to_json())
+        assert set(load_profiles(store, "key", [FAST, card])) == {"fast", "card"}

@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,7 @@ from shoestring.fleet.jobs import Job
 from shoestring.fleet.local import LocalEngine
 from shoestring.fleet.policies import make_planner
 from shoestring.fleet.profile import Profile, Sample
-from shoestring.fleet.ray import Outpost, node_devices
+from shoestring.fleet.ray import Outpost, RayEngine, _Post, node_devices
 from shoestring.fleet.runner import Runner
 from shoestring.fleet.store import Store
 from tests.unit.fleet.scripted import GIB, cpu
@@ -64,6 +65,17 @@ def test_an_outpost_starts_follows_and_ends_tasks(tmp_path):
             assert code == number
     finally:
         post.close()
+
+
+def test_neighbours_are_the_other_devices_of_the_node():
+    engine = RayEngine(SimpleNamespace(nodes=list))  # a cluster without nodes
+    engine._posts = {
+        "first": _Post(None, (cpu("one"), cpu("two", 1))),
+        "second": _Post(None, (cpu("three"),)),
+    }
+    assert engine.neighbours(cpu("one")) == [cpu("two", 1)]
+    assert engine.neighbours(cpu("three")) == []
+    assert list(engine.neighbours(cpu("gone"))) == []
 
 
 @pytest.fixture

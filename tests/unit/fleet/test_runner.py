@@ -210,6 +210,36 @@ def test_a_job_that_was_not_profiled_is_profiled_on_idle_devices(store, engine, 
     assert plans.asked[-1]["new"].speeds == pytest.approx({"fast": 25.0, "slow": 25.0})
 
 
+def test_a_profile_leaves_the_devices_of_running_jobs_alone(store, engine, tmp_path):
+    asked = []
+
+    class Asked(Profiler):
+        def profile(self, job, device, busy=()):
+            asked.append((job.name, device.name, set(busy)))
+            return super().profile(job, device, busy)
+
+    measured = MeasuredEngine((FAST, SLOW), lambda b: 0.01 * b, lambda b: GIB)
+    runner = Runner(store, engine, Plans(place("slow", "a")), Asked(measured, tmp_path / "profile"))
+    runner.look()
+    script = tmp_path / "elsewhere" / "new.py"
+    script.parent.mkdir()
+    script.write_text("print(1)\n")
+    store.add([Job("new", str(script), batches=(4,), steps=5)])
+    runner.look()
+    assert asked == [("new", "fast", {"slow"})]
+
+
+def test_a_job_with_a_profile_of_the_first_version_is_profiled_again(store, engine, tmp_path):
+    key = store.entry("a").key
+    for kind, data in store.profiles(key).items():
+        store.keep_profile(key, kind, data.replace('"version":2', '"version":1'))
+    measured = MeasuredEngine((FAST, SLOW), lambda b: 0.01 * b, lambda b: GIB)
+    runner = Runner(store, engine, Plans(place("slow", "a")), Profiler(measured, tmp_path / "profile"))
+    runner.look()
+    assert measured.batches == [2, 4, 8] * 2  # once on each kind, for all jobs of the same code
+    assert all('"version":2' in data for data in store.profiles(key).values())
+
+
 def test_a_script_that_cannot_be_profiled_fails_alone(store, engine, tmp_path):
     script = tmp_path / "elsewhere" / "new.py"
     script.parent.mkdir()
