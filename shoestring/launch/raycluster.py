@@ -121,6 +121,8 @@ def open_cluster(address: str, *, allow_open: bool = False, working_dir: str = "
         _keep_to_loopback()
         # Else any user of this machine could run code as this one.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        # Ray's own processes would otherwise come before the workers and shards that it starts.
+        os.environ.setdefault("RAY_worker_niceness", "0")
     else:
         address = address if address != AUTO else _found_address()
         _use_token()

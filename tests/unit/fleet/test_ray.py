@@ -67,6 +67,41 @@ def test_an_outpost_starts_follows_and_ends_tasks(tmp_path):
         post.close()
 
 
+# Prints how many samples this job decoded, and how many it found.
+READ = """
+import shoestring
+class Numbers:
+    def __len__(self): return 40
+    def __getitem__(self, index): return index * index
+data = shoestring.cached(Numbers(), name="numbers", version=1)
+assert data.__getitems__(range(40)) == [index * index for index in range(40)]
+print(data.counts.decoded, data.counts.taken)
+"""
+
+
+def test_jobs_on_a_node_share_the_cache_of_its_memory(tmp_path):
+    """Processes that a node's actor starts: a sample is decoded once for all of them."""
+    (tmp_path / "read.py").write_text(READ)
+    post = Outpost()
+    try:
+        for number in range(2):
+            task = Task(
+                f"job-{number}",
+                [str(tmp_path / "read.py")],
+                (cpu("one", CORE),),
+                tmp_path / f"job-{number}",
+                environment={"SHOESTRING_CACHE": str(tmp_path / "cache")},
+            )
+            assert post.start(number, task) == ""
+            while (code := post.poll(number)) is None:
+                os.sched_yield()
+            assert code == 0
+    finally:
+        post.close()
+    said = [(tmp_path / f"job-{number}" / "output.log").read_text() for number in range(2)]
+    assert said == ["40 0\n", "0 40\n"]
+
+
 def test_neighbours_are_the_other_devices_of_the_node():
     engine = RayEngine(SimpleNamespace(nodes=list))  # a cluster without nodes
     engine._posts = {
