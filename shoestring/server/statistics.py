@@ -28,14 +28,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.errors import WireError
+from shoestring.server import statkernels as kernels
 
 CHANNEL_LIMIT = 1 << 16  # of a part's layers together: they travel in one header
 TOTAL_LIMIT = 1 << 22  # of all layers together, and of layers
-COUNT_LIMIT = 2.0**40
-MEAN_LIMIT = 2.0**60  # beyond it the sums that normalise would leave float32
-VARIANCE_LIMIT = MEAN_LIMIT**2
-_EXPONENTS = (-120, 100)
-_TINY = float(np.finfo(np.float64).tiny)
+_PROBLEMS = {
+    kernels.BAD_MOMENT: "a mean or variance that is not finite, negative, or out of range",
+    kernels.BAD_WEIGHT: "statistics of more steps than are remembered",
+    kernels.BAD_COUNT: "a count of values that is out of range, or of no step",
+    kernels.BAD_SLOPE: "a slope that is out of range",
+}
 
 Doubles = NDArray[np.float64]
 
@@ -60,68 +62,59 @@ class Statistics:
     shift: Doubles  # [C]
     scale: Doubles  # [C]
 
+    @property
+    def arrays(self) -> tuple[Doubles, ...]:
+        return (self.weight, self.count, self.mean, self.variance, self.shift, self.scale)
+
+
+def nothing(layers: int, channels: int) -> Statistics:
+    """Statistics to be filled in."""
+    return Statistics(np.empty(layers), np.empty(layers), *np.empty((4, channels)))
+
 
 def pack(statistics: Statistics, layers: Sequence[Layer]) -> bytes:
     """Write statistics as they travel; nothing where there are no layers."""
     if not layers:
         return b""
-    exponents, slopes = _quantise(statistics, layers)
-    count = np.minimum(statistics.count, COUNT_LIMIT)
-    mean = np.minimum(np.maximum(statistics.mean, -MEAN_LIMIT), MEAN_LIMIT)
-    variance = np.minimum(statistics.variance, VARIANCE_LIMIT)
-    floating = np.concatenate([statistics.weight, count, mean, variance], dtype="<f4", casting="same_kind")
-    return floating.tobytes() + exponents.tobytes() + slopes.tobytes()
+    form = form_of(tuple(layers))
+    data = np.empty(form.bytes, np.uint8)
+    floats, small = data[: form.split].view("<f4"), data[form.split :].view(np.int8)
+    kernels.write(*statistics.arrays, form.widths, floats, small)
+    return data.tobytes()
 
 
 def unpack(data: bytes, layers: Sequence[Layer]) -> Statistics:
     """Read statistics; whatever a shard could not add to its own is refused."""
-    form = _form(tuple(layers))
-    total, channels = form.layers, form.channels
-    if len(data) != 10 * (total + channels):
-        raise _bad(f"{len(data)} bytes of statistics, expected {10 * (total + channels)}")
-    with np.errstate(invalid="ignore"):  # a NaN that signals; it is refused below
-        floats = np.frombuffer(data, "<f4", 2 * (total + channels)).astype(np.float64)
-    # Comparisons are false for NaN.
-    if not ((floats >= form.least) & (floats <= form.most)).all():
-        raise _bad("a mean, a variance, a count or a number of steps that is out of range or not finite")
-    weight, count = floats[:total], floats[total : 2 * total]
-    mean, variance = floats[2 * total : 2 * total + channels], floats[2 * total + channels :]
-    if not (count[weight == 0] == 0).all():
-        raise _bad("a count of values of no step")
-    small = np.frombuffer(data, np.int8, offset=8 * (total + channels))
-    exponents, codes = small[: 2 * total].reshape(2, total), small[2 * total :].reshape(2, channels)
-    if ((exponents < _EXPONENTS[0]) | (exponents > _EXPONENTS[1])).any():
-        raise _bad("a slope that is out of range")
-    shift, scale = codes * np.exp2(exponents.astype(np.float64))[:, form.layer_of]
-    return Statistics(weight, count, mean, variance, shift, scale)
+    form = form_of(tuple(layers))
+    if len(data) != form.bytes:
+        raise _bad(f"{len(data)} bytes of statistics, expected {form.bytes}")
+    found = nothing(form.layers, form.channels)
+    floats = np.frombuffer(data, "<f4", form.split // 4)
+    small = np.frombuffer(data, np.int8, offset=form.split)
+    problem = kernels.read(floats, small, form.widths, form.longest, *found.arrays)
+    if problem:
+        raise _bad(_PROBLEMS[problem])
+    return found
 
 
 @dataclass(frozen=True)
-class _Form:
-    """How the statistics of some layers travel, and within which limits."""
+class Form:
+    """How the statistics of some layers travel."""
 
     layers: int
     channels: int
-    layer_of: NDArray[np.int64]  # of each channel
-    starts: NDArray[np.int64]  # the first channel of each layer
-    least: Doubles  # of weights, counts, means and variances
-    most: Doubles
+    widths: NDArray[np.int64]  # of each layer
+    longest: Doubles  # the steps that each layer remembers
+    split: int  # where floats end and small numbers begin
+    bytes: int
 
 
 @lru_cache(maxsize=4096)
-def _form(layers: tuple[Layer, ...]) -> _Form:
-    widths = [layer.channels for layer in layers]
-    total, channels = len(layers), sum(widths)
-    steps = [(1 + 1e-6) / (1 - layer.keep) for layer in layers]
-    limits = (COUNT_LIMIT,) * total + (MEAN_LIMIT,) * channels + (VARIANCE_LIMIT,) * channels
-    return _Form(
-        layers=total,
-        channels=channels,
-        layer_of=np.repeat(np.arange(total), widths),
-        starts=np.cumsum([0, *widths[:-1]]),
-        least=np.array([0.0] * 2 * total + [-MEAN_LIMIT] * channels + [0.0] * channels),
-        most=np.array([*steps, *limits]),
-    )
+def form_of(layers: tuple[Layer, ...]) -> Form:
+    widths = np.array([layer.channels for layer in layers], np.int64)
+    longest = np.array([1 / (1 - layer.keep) for layer in layers]) * (1 + 1e-6)
+    both = len(layers) + int(widths.sum())
+    return Form(len(layers), both - len(layers), widths, longest, 8 * both, 10 * both)
 
 
 class History:
@@ -130,11 +123,12 @@ class History:
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = tuple(layers)
         self._keep = np.array([layer.keep for layer in layers])
-        channels = sum(layer.channels for layer in layers)
+        self._form = form_of(self.layers)
+        count, channels = self._form.layers, self._form.channels
         # [2L + 4C]: weight and count of each layer; sums of values, squares and slopes of each channel.
-        self.sums: Doubles = np.zeros(2 * len(layers) + 4 * channels)
-        edges = [len(layers), 2 * len(layers), *(2 * len(layers) + i * channels for i in (1, 2, 3))]
-        self._weight, self._count, *self._totals = np.split(self.sums, edges)
+        self.sums: Doubles = np.zeros(2 * count + 4 * channels)
+        self._weight, self._count = self.sums[:count], self.sums[count : 2 * count]
+        self._totals = self.sums[2 * count :].reshape(4, channels)
 
     def take(self, batches: Sequence[Statistics], share: float) -> None:
         """Add what workers have seen; `share` is the part of a step that one of them stands for."""
@@ -142,30 +136,18 @@ class History:
             return
         self.fade(share * sum((batch.weight for batch in batches), np.zeros(len(self.layers))))
         for batch in batches:
-            self._count += batch.count
-            n = spread(batch.count, self.layers)
-            square = batch.variance + batch.mean * batch.mean
-            for total, value in zip(
-                self._totals, (batch.mean, square, batch.shift, batch.scale), strict=True
-            ):
-                total += n * value
+            kernels.add(self._count, self._totals, self._form.widths, *batch.arrays[1:])
 
-    def fade(self, steps: Doubles | float) -> None:
-        """Let so many steps go by; what was seen in them is added afterwards."""
-        steps = np.minimum(steps, 1 / (1 - self._keep))
-        left = 1 - (1 - self._keep) * steps
-        self._weight[:] = left * self._weight + steps
-        self._count *= left
-        wide = spread(left, self.layers)
-        for total in self._totals:
-            total *= wide
+    def fade(self, steps: Doubles) -> None:
+        """Let so many steps go by for each layer; what was seen in them is added afterwards."""
+        kernels.fade(self._weight, self._count, self._totals, self._form.widths, self._keep, steps)
 
     def statistics(self) -> Statistics:
         """What the sums come to; zeros for a layer that has seen nothing."""
-        n = np.maximum(spread(self._count, self.layers), _TINY)
-        mean, square, shift, scale = (total / n for total in self._totals)
-        variance = np.maximum(square - mean * mean, 0)
-        return Statistics(self._weight.copy(), self._count.copy(), mean, variance, shift, scale)
+        found = nothing(self._form.layers, self._form.channels)
+        found.weight[:], found.count[:] = self._weight, self._count
+        kernels.divide(self._count, self._totals, self._form.widths, *found.arrays[2:])
+        return found
 
     def pack(self) -> bytes:
         return pack(self.statistics(), self.layers) if self.layers else b""
@@ -174,23 +156,6 @@ class History:
     def digest(self) -> str:
         """Names its layers: sums of one history fit another if these are equal."""
         return hashlib.sha256(msgspec.json.encode(self.layers)).hexdigest()[:16]
-
-
-def spread(values: Doubles, layers: Sequence[Layer]) -> Doubles:
-    """Values of layers, [..., L], as values of their channels, [..., C]."""
-    return values[..., _form(tuple(layers)).layer_of]
-
-
-def _quantise(statistics: Statistics, layers: Sequence[Layer]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-    """Slopes as bytes times a power of two of each layer: [2, L] exponents and [2, C] codes."""
-    slopes = np.stack([statistics.shift, statistics.scale])
-    form = _form(tuple(layers))
-    largest = np.maximum.reduceat(np.abs(slopes), form.starts, axis=1)  # [2, L]
-    # So that the largest is below 128.
-    exponents = np.minimum(np.maximum(np.frexp(largest)[1] - 7, _EXPONENTS[0]), _EXPONENTS[1])
-    steps = np.exp2(exponents.astype(np.float64))[:, form.layer_of]
-    codes = np.minimum(np.maximum(np.rint(slopes / steps), -127), 127)
-    return exponents.astype(np.int8), codes.astype(np.int8)
 
 
 def check_layers(layers: Sequence[Layer], tensors: int) -> str:

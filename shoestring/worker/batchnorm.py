@@ -58,12 +58,14 @@ class SharedBatchNorm(_BatchNorm):
 
     def set_running(self, mean: NDArray[Any], variance: NDArray[Any]) -> None:
         """Set the statistics that evaluation uses."""
-        if self.running_mean is not None and self.running_var is not None:
-            for buffer, values in ((self.running_mean, mean), (self.running_var, variance)):
-                if buffer.device.type == "cpu":  # quicker, and the same
-                    buffer.numpy()[:] = values
-                else:
-                    buffer.copy_(torch.from_numpy(values))
+        for name, values in (("running_mean", mean), ("running_var", variance)):
+            buffer = self._buffers[name]
+            if buffer is None:
+                continue
+            if buffer.device.type == "cpu":  # quicker, and the same
+                buffer.numpy()[:] = values
+            else:
+                buffer.copy_(torch.from_numpy(values))
 
     def _check_input_dim(self, input: Tensor) -> None:
         check: Any = self.kind._check_input_dim

@@ -9,18 +9,20 @@ Evaluation uses the history of all: an answer sets the running statistics of its
 so that they are the same on every worker that has heard the same answers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoestring.errors import SnapshotError
-from shoestring.server.partition import Part, layers_of
-from shoestring.server.statistics import Doubles, History, Layer, Statistics, pack, spread, unpack
-from shoestring.worker.batchnorm import SharedBatchNorm
+from shoestring.server.partition import Part, Piece, layers_of
+from shoestring.server.statistics import Doubles, History, Layer, Statistics, form_of, nothing, pack, unpack
+from shoestring.server.warmup import warm_up_history
+from shoestring.worker import statkernels as kernels
+from shoestring.worker.batchnorm import SharedBatchNorm, share_batchnorm, shared_layers
 from shoestring.worker.normalise import Others, Seen
 
 # The history counts as this many steps of the other workers at most. Measured: more steadies
@@ -74,6 +76,7 @@ class _PartRecord:
 
     def __post_init__(self) -> None:
         self.places = _places(self.layers)
+        self.form = form_of(self.layers)
 
     def fade(self, pushes: int, share: float) -> None:
         """Let pushes of others go by, each of which stands for a share of a step."""
@@ -128,7 +131,7 @@ class SharedStatistics:
         if here is None:
             return b""
         self._weight = weight
-        statistics = _gather([record.take() for record in here.records], here.layers, weight)
+        statistics = _gather(here, weight)
         data = pack(statistics, here.layers)
         here.sent[seq] = unpack(data, here.layers)
         return data
@@ -149,8 +152,7 @@ class SharedStatistics:
             here.fade(passed - len(answered), 1 / self._workers)
             for own in answered:
                 here.own.take([own], 1 / self._workers)
-        self._set_running(here, every)
-        self._set_others(here, every, version if is_whole else version / self._workers)
+        self._tell(here, every, version if is_whole else version / self._workers)
 
     def state(self) -> dict[str, Doubles]:
         """This worker's share of the history, and its weight, for a checkpoint."""
@@ -169,51 +171,41 @@ class SharedStatistics:
             _check("statistics.weight", weight, (1,))
             self._weight = float(weight[0])
 
-    def _set_running(self, here: _PartRecord, every: Statistics) -> None:
-        for module, (index, start, stop) in zip(here.modules, here.places, strict=True):
-            count = every.count[index]
-            if count > 0:
-                unbiased = every.variance[start:stop] * (count / max(count - 1, 1))
-                module.set_running(every.mean[start:stop], unbiased)
-
-    def _set_others(self, here: _PartRecord, every: Statistics, steps: float) -> None:
-        own = here.own.statistics()
+    def _tell(self, here: _PartRecord, every: Statistics, steps: float) -> None:
+        """Let the layers of a part know what all have seen, and what others have."""
         trust = min(1.0, steps / self._warmup) if self._warmup else 1.0
-        count = every.count - own.count
-        is_known = count > _LEAST * every.count  # else there is nothing but rounding
-        rows = _less(every, own, np.where(is_known, own.count / np.where(is_known, count, 1), 0), here.layers)
-        rows[2:] /= self._weight
-        # Of a step, times the steps that the history counts as.
-        counts = np.where(is_known, count / np.where(is_known, every.weight, 1), 0)
-        counts *= np.minimum(every.weight, REACH) * trust
-        for record, (index, start, stop) in zip(here.records, here.places, strict=True):
-            if not is_known[index]:  # nobody else has seen this layer
-                record.others = None
-                continue
-            known: Any = rows[:, start:stop]
-            if isinstance(record.like, Tensor):
-                known = torch.from_numpy(known).to(record.like)
-            mean, variance, shift, scale = known
-            record.others = Others(float(counts[index]), mean, variance, shift, scale, self._is_local)
+        counts, rows = np.empty(here.form.layers), np.empty((4, here.form.channels))
+        running = np.empty((2, here.form.channels), np.float32)
+        own = here.own.statistics()
+        kernels.subtract(
+            every.arrays, own.arrays, here.form.widths, _LEAST, REACH, trust, self._weight,
+            counts, rows, running,
+        )  # fmt: skip
+        for index, start, stop in here.places:
+            if every.count[index] > 0:
+                here.modules[index].set_running(*running[:, start:stop])
+            here.records[index].others = self._others(
+                here.records[index].like, float(counts[index]), rows[:, start:stop]
+            )
+
+    def _others(self, like: Any, count: float, rows: Any) -> Others | None:
+        if count < 0:  # nobody else has seen this layer
+            return None
+        known = torch.from_numpy(rows).to(like) if isinstance(like, Tensor) else rows
+        mean, variance, shift, scale = known
+        return Others(count, mean, variance, shift, scale, self._is_local)
 
 
-def _less(every: Statistics, own: Statistics, ratios: Doubles, layers: Sequence[Layer]) -> Doubles:
-    """Mean, variance and slopes, [4, C], of what is in the history and not this worker's share.
-
-    `ratios` are those of the share's count to the rest's. It is the whole, and that by which the
-    whole differs from the share: no large numbers cancel.
-    """
-    ratio = spread(ratios, layers)
-    apart = every.mean - own.mean
-    within = every.variance + ratio * (every.variance - own.variance)
-    return np.stack(
-        [
-            every.mean + ratio * apart,
-            np.maximum(within - (ratio + ratio * ratio) * apart * apart, 0),
-            every.shift + ratio * (every.shift - own.shift),
-            every.scale + ratio * (every.scale - own.scale),
-        ]
-    )
+def warm_up_statistics(modules: Iterable[SharedBatchNorm]) -> None:
+    """Load or compile what layers like these compute with in a step."""
+    warm_up_history()
+    layer = Layer("", 2, 0, 0.5)
+    part = Part(0, (Piece(0, 0, 2, (2,)),))
+    alike = share_batchnorm(nn.BatchNorm1d(2))
+    every = SharedStatistics((layer,), [one for _, one in shared_layers(alike)], (part,), workers=2)
+    for dtype in {module.weight.dtype for module in modules if module.affine}:
+        alike.to(dtype)(torch.zeros(2, 2, dtype=dtype, requires_grad=True)).sum().backward()
+    every.hear(0, 1, 1, every.take(0, 1, 1.0))
 
 
 def _name(index: int, here: _PartRecord) -> str:
@@ -237,16 +229,13 @@ def _places(layers: Sequence[Layer]) -> list[tuple[int, int, int]]:
     return places
 
 
-def _gather(
-    taken: Sequence[tuple[float, float, Doubles | None]], layers: Sequence[Layer], weight: float
-) -> Statistics:
-    columns = []
-    weights, counts = np.zeros(len(layers)), np.zeros(len(layers))
-    for index, ((steps, count, sums), layer) in enumerate(zip(taken, layers, strict=True)):
-        # A batch with NaN or infinity in it tells nothing.
-        is_told = sums is not None and count > 0 and bool(np.isfinite(sums).all())
-        weights[index], counts[index] = steps, count if is_told else 0.0
-        columns.append(sums / count if sums is not None and is_told else np.zeros((4, layer.channels)))
-    mean, square, shift, scale = np.concatenate(columns, axis=1)
-    variance = np.maximum(square - mean * mean, 0)
-    return Statistics(weights, counts, mean, variance, weight * shift, weight * scale)
+def _gather(here: _PartRecord, weight: float) -> Statistics:
+    """What the layers of a part have seen since the last push; its slopes count by `weight`."""
+    found = nothing(here.form.layers, here.form.channels)
+    sums, counts = np.zeros((4, here.form.channels)), np.zeros(here.form.layers)
+    for record, (index, start, stop) in zip(here.records, here.places, strict=True):
+        found.weight[index], counts[index], own = record.take()
+        if own is not None:
+            sums[:, start:stop] = own
+    kernels.gather(sums, counts, here.form.widths, weight, *found.arrays[1:])
+    return found

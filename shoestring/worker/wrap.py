@@ -29,7 +29,7 @@ from shoestring.worker.policy import Async, Bounded, EveryStep, LocalSteps, Poli
 from shoestring.worker.replica import Replica
 from shoestring.worker.reporter import Reporter
 from shoestring.worker.session import Session
-from shoestring.worker.statistics import SharedStatistics
+from shoestring.worker.statistics import SharedStatistics, warm_up_statistics
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -78,7 +78,7 @@ def join(
     batch: str = "even",
 ) -> tuple[Model, SharedOptimizer]:
     """Do what `wrap` says, for a session that is given."""
-    policy = make_policy(policy or here.run.policy or EveryStep(delay=None))
+    policy = make_policy(policy or here.run.policy or EveryStep())
     codec = codec or here.run.codec or AUTO
     _check(optimizer, codec, policy, clip_norm, batch)
     here.sharing.is_auto = batch == "auto"
@@ -88,6 +88,8 @@ def join(
     table = Table(replica.tensors, _rule(optimizer, policy), len(optimizer.param_groups), clip_norm, layers)
     if codec.startswith("dct") or (codec == AUTO and not here.run.is_alone):
         warm_up_codec("dct")  # before the exchange's thread must answer in time
+    if layers and not here.run.is_alone:
+        warm_up_statistics(module for _, module in named_layers)
     sockets = here.connect()
     homes = assign(replica.parts, len(sockets))
     entry = Door(here.run, here.incarnation, sockets, here.notice).enter(table, replica, homes)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoestring.errors import JoinError, WireError
 from shoestring.server import partition
-from shoestring.server import statistics as told
+from shoestring.server import statkernels as kernels
 from shoestring.server.partition import Table, Tensor, check_table, layers_of
 from shoestring.server.statistics import History, Layer, Statistics, pack, unpack
 from shoestring.wire import messages as say
@@ -206,14 +206,14 @@ def test_the_largest_values_that_are_taken_lead_to_answers_that_are_taken() -> N
     history = History(layers)
 
     def huge(sign: int, weight: float, count: float) -> Statistics:
-        mean, variance = np.full(2, sign * told.MEAN_LIMIT), np.full(2, told.VARIANCE_LIMIT)
+        mean, variance = np.full(2, sign * kernels.MEAN_LIMIT), np.full(2, kernels.VARIANCE_LIMIT)
         slopes = np.full(2, 127 * 2.0**100), np.full(2, -127 * 2.0**100)
         batch = Statistics(np.array([weight]), np.array([count]), mean, variance, *slopes)
         return unpack(pack(batch, layers), layers)
 
     most = 5.0000045  # as much above 5 steps as rounding is allowed to be
     for weight in (1.0, most):
-        for count in (told.COUNT_LIMIT, told.COUNT_LIMIT, 0.0):
+        for count in (kernels.COUNT_LIMIT, kernels.COUNT_LIMIT, 0.0):
             history.take([huge(1, weight, count), huge(-1, weight, count)], 0.5)
             unpack(history.pack(), layers)
 
