@@ -63,6 +63,7 @@ CONTESTANTS = {
         _ours("shoestring-auto", "auto", "every", follows_link=True),
         _ours("shoestring-every", "dct:step=1.5", "every"),
         _ours("shoestring-local", "dct:step=1.5", "local:4", period=4),
+        _ours("shoestring-local-8", "dct:step=1.5", "local:8", period=8),
     )
 }
 

@@ -19,6 +19,7 @@ _LIKE = {
     "powersgd-1": "powersgd-2",
     "powersgd-4": "powersgd-2",
     "shoestring-auto": "shoestring-every",
+    "shoestring-local-8": "shoestring-local",
 }
 
 
