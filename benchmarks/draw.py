@@ -21,7 +21,7 @@ from shoestring.bench.train.table import lines, summarise
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = ("README.md", "docs/benchmark.md", "docs/scale.md")
+DOCUMENTS = ("README.md", "docs/batchnorm.md", "docs/benchmark.md", "docs/scale.md")
 SERIES = {
     "topk": "top-k, float32 values",
     "never": "dct without a transform",
@@ -104,11 +104,29 @@ def table_of_train(workload: str, link: str) -> list[str]:
     return lines({"rows": rows, "left_out": []})[2:-1]
 
 
+def table_of_batchnorm() -> list[str]:
+    """Accuracies, means over the seeds."""
+    lines = ["| case | policy | local | shared | joined | recovered |", "|---|---|---|---|---|---|"]
+    for row in load("batchnorm")["summary"]:
+        means = " | ".join(f"{100 * row[norm]:.2f}" for norm in ("local", "shared", "joined"))
+        recovered = "-" if row["recovered"] is None else f"{row['recovered']:.0%}"
+        lines.append(f"| {row['case']} | {row['policy']} | {means} | {recovered} |")
+    return lines
+
+
+def table_of_delay() -> list[str]:
+    lines = ["| batch of a worker | statistics | step | against local |", "|---|---|---|---|"]
+    for row in load("batchnorm")["delay"]:
+        lines.append(f"| {row['batch']} | {row['norm']} | {row['step_ms']:.1f} ms | {row['ratio']:.3f} |")
+    return lines
+
+
 def tables() -> dict[str, Callable[[], list[str]]]:
     """By name, what writes the lines of each table."""
     made: dict[str, Callable[[], list[str]]] = {
         name: lambda own=own: own for name, own in scaletable.tables(load("scale")).items()
     }
+    made |= {"batchnorm": table_of_batchnorm, "batchnorm delay": table_of_delay}
     for workload in sorted({row["workload"] for row in load("train")["rows"]}):
         for link in LINKS:
             made[f"train {workload} {link}"] = lambda w=workload, k=link: table_of_train(w, k)
