@@ -33,6 +33,14 @@ _TOKEN = Path.home() / ".ray" / "auth_token"
 _CONNECT_S = 10.0
 _PROBE_S = 60.0
 _LEAST_SHARE = 1000  # of a core: an actor asks for a thousandth at least
+# A cluster of one machine shares its cores with the training: its processes do not come before
+# those of the run, and count, look and report less often than a cluster of many nodes has to.
+_QUIET = {
+    "RAY_worker_niceness": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+}
 
 # Says whether a client without a token is let in: prints `open` or `closed`; ends with an error if neither.
 _PROBE = """
@@ -121,8 +129,8 @@ def open_cluster(address: str, *, allow_open: bool = False, working_dir: str = "
         _keep_to_loopback()
         # Else any user of this machine could run code as this one.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        # Ray's own processes would otherwise come before the workers and shards that it starts.
-        os.environ.setdefault("RAY_worker_niceness", "0")
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
     else:
         address = address if address != AUTO else _found_address()
         _use_token()
