@@ -106,7 +106,9 @@ class Codec(ABC):
             raise CodecError("`out` is read-only", hint="give a writable float32 vector")
         if weight is not None and not abs(weight) <= FLOAT32_MAX:
             raise CodecError(f"weight {weight} is not a finite float32", hint="give a finite weight")
-        self._decode(np.frombuffer(payload, np.uint8), layout, out, weight)
+        own = np.frombuffer(payload, np.uint8)
+        own.flags.writeable = False  # as it came or not: kernels are compiled for one kind of array
+        self._decode(own, layout, out, weight)
 
 
 def check_vector(vector: Vector, layout: Layout, name: str) -> None:

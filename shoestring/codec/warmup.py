@@ -1,4 +1,4 @@
-"""Load or compile a codec's kernels before anything waits for them.
+"""Load or compile the kernels of `dct` before anything waits for them.
 
 Compiling takes the better part of a minute, once on a machine, and holds Python's lock: a
 thread that must answer in time cannot do so meanwhile.
@@ -12,12 +12,13 @@ from shoestring.codec.registry import make
 _SHAPES = [(64, 64), (16, 8, 3, 3), (8, 8, 5, 5), (300,), (5,)]
 
 
-def warm_up_codec(text: str, *, threads: int = 1) -> None:
-    """Encode and decode a little of everything."""
-    codec = make(text, threads=threads)
+def warm_up_dct(threads: int = 1) -> None:
+    """Encode and decode a little of everything, in every form that a tensor may be given."""
     layout = Layout.of(_SHAPES)
     values = np.random.default_rng(0).standard_normal(layout.total, np.float32)
     kept = np.empty_like(values)
-    payload = codec.encode(values, layout, kept)
-    codec.decode(payload, layout, values)
-    codec.decode(payload, layout, values, 1.0)
+    for form in ("always", "never"):
+        codec = make(f"dct:transform={form}", threads=threads)
+        payload = codec.encode(values, layout, kept)
+        codec.decode(payload, layout, values)
+        codec.decode(payload, layout, values, 1.0)

@@ -17,6 +17,6 @@ def attempts(timeout_s: float, longest_pause_s: float) -> Iterator[None]:
     pause_s = _FIRST_PAUSE_S
     yield
     while time.monotonic() < deadline:
-        time.sleep(pause_s)
+        time.sleep(pause_s)  # what is waited for tells nobody when it is there
         pause_s = min(2 * pause_s, longest_pause_s)
         yield

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from shoestring.codec.warmup import warm_up_codec
+from shoestring.codec.warmup import warm_up_dct
 from shoestring.server import rules
 from shoestring.server.rules import Rule
 from shoestring.server.statistics import History, Layer, unpack
@@ -29,4 +29,4 @@ def warm_up(threads: int = 1) -> None:
             change(rule, hyper, nothing, nothing, dict.fromkeys(rule.state_names, nothing), 1)
     rules.sum_squares(nothing)
     warm_up_history()
-    warm_up_codec("dct", threads=threads)
+    warm_up_dct(threads)

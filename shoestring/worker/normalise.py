@@ -16,6 +16,7 @@ scaled and shifted to the joint ones afterwards (batch renormalisation).
 A batch in the CPU's memory takes compiled loops (`normkernels.py`), any other torch's operations.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,16 +97,29 @@ def join(mean: Any, variance: Any, count: int, others: Others, eps: float) -> tu
     return most.minimum(most.maximum(joint_mean, mean - reach), mean + reach), joint
 
 
-def normalise(
-    x: Tensor, weight: Tensor, bias: Tensor, others: Others | None, note: Any, eps: float, is_frozen: bool
-) -> Tensor:
-    """Normalise a batch; a backward pass through the result calls `note(seen)` once.
+@dataclass(frozen=True)
+class How:
+    """What a pass of a batch depends on beside the values."""
 
-    Where no backward pass will come (`is_frozen`: nothing is trained up to here), it is called at once.
-    """
+    others: Others | None
+    note: Callable[[Seen], None]
+    eps: float
+    is_frozen: bool  # no backward pass will come, as nothing is trained up to here
+
+
+def normalise(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    others: Others | None,
+    note: Callable[[Seen], None],
+    eps: float,
+    is_frozen: bool,
+) -> Tensor:
+    """Normalise a batch; a backward pass through the result calls `note` once, or this if none will come."""
     is_plain = x.device.type == "cpu" and x.dtype in _WIDTHS and x.dtype == weight.dtype and x.is_contiguous()
     apply: Any = OnCpu.apply if is_plain else Normalise.apply
-    output: Tensor = apply(x, weight, bias, others, note, eps, is_frozen)
+    output: Tensor = apply(x, weight, bias, How(others, note, eps, is_frozen))
     return output
 
 
@@ -116,43 +130,37 @@ class OnCpu(torch.autograd.Function):
     """`normalise` in compiled loops."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        others: Others | None,
-        note: Any,
-        eps: float,
-        is_frozen: bool,
-    ) -> Tensor:
-        known = _known(others, x.shape[1])
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, how: How) -> Tensor:
+        known = _known(how.others, x.shape[1])
         found = np.empty((4, x.shape[1]))
         y = torch.empty_like(x)
-        kernels.forward(_rows(x), plain(weight), plain(bias), *known[:3], eps, _rows(y), found)
-        if is_frozen:
+        kernels.forward(_rows(x), plain(weight), plain(bias), *known[:3], how.eps, _rows(y), found)
+        if how.is_frozen:
             none = np.zeros(x.shape[1])
-            note(Seen.of(x.numel() // x.shape[1], found[kernels.MEAN], found[kernels.VARIANCE], none, none))
+            how.note(
+                Seen.of(x.numel() // x.shape[1], found[kernels.MEAN], found[kernels.VARIANCE], none, none)
+            )
         ctx.save_for_backward(x, weight)
-        ctx.known, ctx.found, ctx.note, ctx.eps = known, found, note, eps
-        ctx.is_local = others is not None and others.is_local
+        ctx.known, ctx.found, ctx.how = known, found, how
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        how: How = ctx.how
+        is_local = how.others is not None and how.others.is_local
         wants_dx = bool(ctx.needs_input_grad[0])
         dx = torch.empty_like(x) if wants_dx else x
         by_affine = torch.empty((2, x.shape[1]), dtype=x.dtype)
         sums = np.empty((4, x.shape[1]))
         kernels.backward(
-            _rows(x), _rows(dy.contiguous()), plain(weight), ctx.found, *ctx.known, ctx.is_local, ctx.eps,
+            _rows(x), _rows(dy.contiguous()), plain(weight), ctx.found, *ctx.known, is_local, how.eps,
             wants_dx, _rows(dx), by_affine.numpy(), sums,
         )  # fmt: skip
-        ctx.note(Seen(x.numel() // x.shape[1], sums, sums))
+        how.note(Seen(x.numel() // x.shape[1], sums, sums))
         dweight, dbias = by_affine.unbind()
-        return dx if wants_dx else None, dweight, dbias, None, None, None, None
+        return dx if wants_dx else None, dweight, dbias, None
 
 
 def _rows(tensor: Tensor) -> Any:
@@ -174,16 +182,7 @@ class Normalise(torch.autograd.Function):
     """`normalise` in torch's operations, on any device and in any layout."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        others: Others | None,
-        note: Any,
-        eps: float,
-        is_frozen: bool,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, how: How) -> Tensor:
         running: tuple[Tensor | None, Tensor | None] = (None, None)
         if x.dtype != weight.dtype:
             # Thrown away, but the result has their type: without them bfloat16 would round it.
@@ -191,15 +190,17 @@ class Normalise(torch.autograd.Function):
         mean, variance = torch.batch_norm_update_stats(x, *running, 0.0)
         count = x.numel() // x.shape[1]
         own = joint = (plain(mean), plain(variance))
+        others = how.others
         if others is not None:
             others = others.like(mean)
-            joint = join(*own, count, others, eps)
-        if is_frozen:
-            note(Seen.of(count, *own, 0 * own[0], 0 * own[0]))
+            joint = join(*own, count, others, how.eps)
+        if how.is_frozen:
+            how.note(Seen.of(count, *own, 0 * own[0], 0 * own[0]))
         joint_mean, joint_variance = map(_tensor, joint)
         ctx.save_for_backward(x, weight, joint_mean, joint_variance)
-        ctx.own, ctx.joint, ctx.others, ctx.note, ctx.eps, ctx.count = own, joint, others, note, eps, count
-        return nn.functional.batch_norm(x, joint_mean, joint_variance, weight, bias, False, 0.0, eps)
+        ctx.own, ctx.joint, ctx.others, ctx.note, ctx.eps = own, joint, others, how.note, how.eps
+        ctx.count = count
+        return nn.functional.batch_norm(x, joint_mean, joint_variance, weight, bias, False, 0.0, how.eps)
 
     @staticmethod
     @once_differentiable
@@ -219,7 +220,7 @@ class Normalise(torch.autograd.Function):
         shift, scale = w * plain(dbias), w * plain(dweight)
         ctx.note(Seen.of(count, mean, variance, shift / count, scale / count))
         if not wants_dx:
-            return None, dweight, dbias, None, None, None, None
+            return None, dweight, dbias, None
         by_mean, by_variance = _by_own(
             shift, scale, ctx.own, ctx.joint[0], inverse, count, ctx.others, ctx.eps
         )
@@ -230,7 +231,7 @@ class Normalise(torch.autograd.Function):
         if not is_exact:
             dx = torch.mul(dy, _tensor(w * inverse).view(shape))  # of the wider type
         dx.add_(_tensor(offset).view(shape)).addcmul_(x, _tensor(slope).view(shape))
-        return dx.to(x.dtype), dweight, dbias, None, None, None, None
+        return dx.to(x.dtype), dweight, dbias, None
 
 
 def _by_own(

@@ -85,7 +85,7 @@ class Probe:
         """Wait until those that train beside this script are there; the fleet opens the gate or ends it."""
         Path(self._result).with_suffix(".ready").touch()
         while not os.path.exists(self._gate):
-            time.sleep(_LOOK_S)
+            time.sleep(_LOOK_S)  # a file that another process is to make cannot be waited for
 
     def _write_result(self) -> None:
         """Write what was timed, unless it is too little or written already."""

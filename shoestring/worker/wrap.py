@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from shoestring.codec.registry import make
-from shoestring.codec.warmup import warm_up_codec
+from shoestring.codec.warmup import warm_up_dct
 from shoestring.errors import UsageError
 from shoestring.server.partition import Table, assign
 from shoestring.server.rules import Rule
@@ -87,7 +87,7 @@ def join(
     layers = _layers(named_layers, model, replica)
     table = Table(replica.tensors, _rule(optimizer, policy), len(optimizer.param_groups), clip_norm, layers)
     if codec.startswith("dct") or (codec == AUTO and not here.run.is_alone):
-        warm_up_codec("dct")  # before the exchange's thread must answer in time
+        warm_up_dct()  # before the exchange's thread must answer in time
     if layers and not here.run.is_alone:
         warm_up_statistics(module for _, module in named_layers)
     sockets = here.connect()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.worker import normalise as shared
-from shoestring.worker.normalise import AMPLIFICATION, SHIFT, Normalise, OnCpu, Others, Seen, join
+from shoestring.worker.normalise import AMPLIFICATION, SHIFT, How, Normalise, OnCpu, Others, Seen, join
 
 EPS = 1e-5
 CHANNELS = 3
@@ -276,7 +276,7 @@ def test_compiled_loops_and_torchs_operations_agree(
     results, told = [], []
     for way in (OnCpu, Normalise):
         x, weight, bias = inputs(shape)
-        y = way.apply(x, weight, bias, known, told.append, EPS, False)
+        y = way.apply(x, weight, bias, How(known, told.append, EPS, False))
         results.append((y, *torch.autograd.grad(y, [x, weight, bias], upstream)))
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
     assert told[0].count == told[1].count
