@@ -7,14 +7,15 @@ shards or workers: so the bits of a run do not depend on them either, and a chec
 can be restored on another number of shards.
 
 Parts follow the order in which the model registered its parameters: the last ones have
-their gradients first. A tensor too large for a part is cut between its rows, so that
+their gradients first and are pushed first. What is pushed last nothing hides, neither its way nor
+its sum: so the first parts are small, and each is as large as all before it until it is as large
+as the others. A tensor too large for a part is cut between its rows, so that
 each piece still has a shape a codec can read.
 """
 
 import heapq
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -87,16 +88,16 @@ class Part:
 def cut(shapes: Sequence[tuple[int, ...]]) -> tuple[Part, ...]:
     """Cut tensors of these shapes into parts."""
     total = sum(math.prod(shape) for shape in shapes)
-    handy = min(_HANDY, 2 * total // _SHARE)
-    target = min(max(total // _SHARE, handy, SMALLEST), LARGEST)
+    least = max(min(_HANDY, 2 * total // _SHARE), SMALLEST)
+    most = min(max(total // _SHARE, least), LARGEST)
     parts: list[Part] = []
     pending: list[Piece] = []
-    held = 0
+    held = before = 0  # values that are pending, and that are in parts
     for index, shape in enumerate(shapes):
-        for piece in _split(index, tuple(shape), target):
-            if pending and held + piece.size > _SLACK * target:
+        for piece in _split(index, tuple(shape), before + held, least, most):
+            if pending and held + piece.size > _SLACK * _target(before, least, most):
                 parts.append(Part(len(parts), tuple(pending)))
-                pending, held = [], 0
+                pending, held, before = [], 0, before + held
             pending.append(piece)
             held += piece.size
     if pending:
@@ -174,21 +175,29 @@ def first_difference(mine: Table, theirs: Table) -> str:
     return ""
 
 
-def _split(index: int, shape: tuple[int, ...], target: int) -> list[Piece]:
+def _target(before: int, least: int, most: int) -> int:
+    """The size of the part that follows so many values: the first ones are pushed last, and small."""
+    return min(max(before, least), most)
+
+
+def _split(index: int, shape: tuple[int, ...], before: int, least: int, most: int) -> Iterator[Piece]:
+    """Cut a tensor that follows so many values, evenly where its parts are of one size."""
     size = math.prod(shape)
     if size == 0:
-        return []
-    if size <= _SLACK * target:
-        return [Piece(index, 0, size, shape)]
-    whole_rows = size // shape[0] <= _SLACK * target
+        return
+    if size <= _SLACK * _target(before, least, most):
+        yield Piece(index, 0, size, shape)
+        return
+    whole_rows = size // shape[0] <= _SLACK * most
     row = size // shape[0] if whole_rows else _GRAIN
     rows = math.ceil(size / row)
-    count = math.ceil(size / target)
-    edges = [round(rows * i / count) for i in range(count + 1)]
-    pieces = []
-    for low, high in itertools.pairwise(edges):
-        start, stop = low * row, min(high * row, size)
-        if start < stop:
-            own = (high - low, *shape[1:]) if whole_rows else (stop - start,)
-            pieces.append(Piece(index, start, stop, own))
-    return pieces
+    low = 0
+    while low < rows:
+        start = low * row
+        target = _target(before + start, least, most)
+        left = size - start
+        count = 1 if left <= _SLACK * target else math.ceil(left / target)
+        high = low + max(1, round((rows - low) / count))
+        stop = min(high * row, size)
+        yield Piece(index, start, stop, (high - low, *shape[1:]) if whole_rows else (stop - start,))
+        low = high

@@ -146,7 +146,7 @@ class DifferenceRounds:
     def _exchange(self) -> None:
         hyper = [[self.policy.lr, self.policy.momentum]] if self.policy.outer == "nesterov" else [[]]
         terms = self.pilot.terms(self.rounds + 1, hyper, self._sharing.weigh(), WHOLE_ROUND)
-        for part in self.replica.parts:
+        for part in reversed(self.replica.parts):
             anchor, ready = self.anchors.values[part.index], Ready()
             ready.note([*self.replica.of(part), anchor])
             ready.close()

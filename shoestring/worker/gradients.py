@@ -105,7 +105,7 @@ class GradientRounds:
         self._refuse_changed_gradients()
         terms = self._open()
         self.pilot.backward_done()
-        for part in self.replica.parts:
+        for part in reversed(self.replica.parts):
             if part.index not in self._pushed:
                 self._push(part, terms)
         self.courier.exchange.wait_sent()

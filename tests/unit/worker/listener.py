@@ -31,7 +31,7 @@ class Listener:
         def hear(sender, message, payload, now):
             if isinstance(message, say.Push):
                 self.pushes[message.part, message.seq, sender] = message
-            elif not isinstance(message, say.Beat | say.Ask):  # which come with time
+            elif not isinstance(message, say.Beat | say.Ask | say.Leave):  # which come with time, or too late
                 self.others[type(message).__name__] += 1
             handle(sender, message, payload, now)
 
