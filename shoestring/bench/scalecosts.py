@@ -8,7 +8,8 @@ prediction, also for the runs it was calibrated by.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -56,6 +57,9 @@ class Costs:
     gather: Price  # a shard's update thread: decode and add one push
     update: Price  # the same thread: apply the rule and encode the answer, once a part
     crowd: Crowd = field(default_factory=Crowd)
+    # What every further worker and shard on one machine, as they share its caches and memory, makes all
+    # of the above longer by.
+    neighbour: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,10 @@ class Usage:
     def plus(self, other: "Usage") -> "Usage":
         names = self.__dataclass_fields__
         return Usage(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    @property
+    def total(self) -> float:
+        return float(sum(getattr(self, name) for name in self.__dataclass_fields__))
 
     def times(self, factor: float) -> "Usage":
         return Usage(**{name: factor * getattr(self, name) for name in self.__dataclass_fields__})
@@ -102,53 +110,108 @@ class Run:
         return sum(self.parts)
 
 
+_NEIGHBOURS = tuple(0.001 * step for step in range(51))
+
+
+def crowding(neighbour: float, workers: int) -> float:
+    """How much longer everything takes with so many workers and shards on one machine."""
+    return 1 + neighbour * (workers - 1)
+
+
 def fit_costs(runs: Sequence[Run], crowd: Crowd) -> Costs:
     """Find the prices that explain best what the threads of these runs of one codec did."""
     if len({run.codec for run in runs}) != 1:
         raise ValueError("costs are those of one codec")
 
-    def messages(run: Run) -> float:
-        return run.workers * len(run.parts)
+    def fit(neighbour: float) -> Costs:
+        """The prices, had each worker and its shard had a machine for themselves."""
+        alone = [replace(run, usage=run.usage.times(1 / crowding(neighbour, run.workers))) for run in runs]
+        return replace(_fit_alone([_Load(run, crowd) for run in alone]), neighbour=neighbour)
 
-    def values(run: Run) -> float:
-        return run.workers * run.values
+    def misfit(costs: Costs) -> float:
+        totals = [
+            (crowding(costs.neighbour, run.workers) * _Load(run, crowd).price(costs), run.usage.total)
+            for run in runs
+        ]
+        return sum((predicted / max(spent, 1e-300) - 1) ** 2 for predicted, spent in totals)
 
-    def traffic(run: Run) -> float:
-        return run.workers * (run.up_bytes + run.down_bytes)
+    return min(map(fit, _NEIGHBOURS), key=misfit)
 
+
+@dataclass(frozen=True)
+class _Load:
+    """How much of everything a round of a run has, all workers and shards together."""
+
+    run: Run
+    crowd: Crowd
+
+    @property
+    def messages(self) -> float:
+        return self.run.workers * len(self.run.parts)
+
+    @property
+    def both(self) -> float:  # a message in and one out
+        return 2 * self.messages
+
+    @property
+    def values(self) -> float:
+        return self.run.workers * self.run.values
+
+    @property
+    def traffic(self) -> float:
+        return self.run.workers * (self.run.up_bytes + self.run.down_bytes)
+
+    @property
+    def wakes(self) -> float:  # by each push, and by the end of each update
+        return len(self.run.parts) * (self.run.workers + 1)
+
+    @property
+    def looking_s(self) -> float:
+        return self.messages * self.run.workers * (2 * self.crowd.look_s + self.crowd.poll_s)
+
+    @property
+    def protocol_s(self) -> float:
+        return self.both * self.crowd.service_s
+
+    @property
+    def sums(self) -> list[float]:  # updates, and the pushes in them
+        return [float(len(self.run.parts)), float(self.run.values), self.messages, self.values]
+
+    def price(self, costs: Costs) -> float:
+        """The processor seconds of all threads, at these prices."""
+        by_value = self.messages * (costs.encode.fixed + costs.apply.fixed)
+        by_value += self.values * (costs.encode.each + costs.apply.each)
+        by_byte = self.both * (costs.worker_io.fixed + costs.shard_io.fixed)
+        by_byte += self.traffic * (costs.worker_io.each + costs.shard_io.each + costs.service.each)
+        updates = (costs.update.fixed, costs.update.each, costs.gather.fixed, costs.gather.each)
+        summed = sum(count * each for count, each in zip(self.sums, updates, strict=True))
+        return by_value + by_byte + summed + self.looking_s + self.protocol_s + self.wakes * costs.wake_s
+
+
+def _fit_alone(loads: Sequence[_Load]) -> Costs:
     def price(
-        spent: Callable[[Run], float], count: Callable[[Run], float], size: Callable[[Run], float]
+        spent: Callable[[_Load], float], count: Callable[[_Load], float], size: Callable[[_Load], float]
     ) -> Price:
-        return Price(*_solve([[count(run), size(run)] for run in runs], [spent(run) for run in runs]))
+        return Price(*_solve([[count(load), size(load)] for load in loads], list(map(spent, loads))))
 
-    def looking(run: Run) -> float:
-        return messages(run) * run.workers * (2 * crowd.look_s + crowd.poll_s)
-
-    def both(run: Run) -> float:  # a message in and one out
-        return 2 * messages(run)
-
-    def wakes(run: Run) -> float:  # by each push, and by the end of each update
-        return len(run.parts) * (run.workers + 1)
-
-    woken = price(lambda run: max(0.0, run.usage.service - both(run) * crowd.service_s), wakes, traffic)
-
-    sums = [
-        [float(len(run.parts)), float(run.values), messages(run), values(run)] for run in runs
-    ]  # of updates, and of the pushes in them
-    update = _solve(sums, [run.usage.update for run in runs])
+    messages, both, values, traffic, wakes = map(
+        attrgetter, ("messages", "both", "values", "traffic", "wakes")
+    )
+    woken = price(lambda load: max(0.0, load.run.usage.service - load.protocol_s), wakes, traffic)
+    update = _solve([load.sums for load in loads], [load.run.usage.update for load in loads])
     return Costs(
-        codec=runs[0].codec,
-        up=price(lambda run: run.workers * run.up_bytes, messages, values),
-        down=price(lambda run: run.workers * run.down_bytes, messages, values),
-        encode=price(lambda run: max(0.0, run.usage.exchange - looking(run)), messages, values),
-        apply=price(lambda run: run.usage.training, messages, values),
-        worker_io=price(lambda run: run.usage.worker_io, both, traffic),
-        shard_io=price(lambda run: run.usage.shard_io, both, traffic),
-        service=Price(crowd.service_s, woken.each),
+        codec=loads[0].run.codec,
+        up=price(lambda load: load.run.workers * load.run.up_bytes, messages, values),
+        down=price(lambda load: load.run.workers * load.run.down_bytes, messages, values),
+        encode=price(lambda load: max(0.0, load.run.usage.exchange - load.looking_s), messages, values),
+        apply=price(lambda load: load.run.usage.training, messages, values),
+        worker_io=price(lambda load: load.run.usage.worker_io, both, traffic),
+        shard_io=price(lambda load: load.run.usage.shard_io, both, traffic),
+        service=Price(loads[0].crowd.service_s, woken.each),
         wake_s=woken.fixed,
         update=Price(update[0], update[1]),
         gather=Price(update[2], update[3]),
-        crowd=crowd,
+        crowd=loads[0].crowd,
     )
 
 

@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shoestring.bench.scalecosts import Costs
+from shoestring.bench.scalecosts import Costs, crowding
 
 BEAT_S = 1.0  # how often a worker writes to every shard, whatever it does else
 FRAME_BYTES, CARRIED_BYTES = 1538, 1448  # of an Ethernet frame with all that is around it, for TCP
@@ -151,20 +151,24 @@ class _Round:
         byte_s = 8 * FRAME_BYTES / CARRIED_BYTES / cluster.rate_bits_s
         self.up_line = [byte_s * size for size in self.up]
         self.down_line = [byte_s * size for size in self.down]
+        slow = crowding(costs.neighbour, cluster.workers) if cluster.is_one_machine else 1.0
         # What beats take of a thread is not there for rounds.
-        service, worker = (1 / (1 - load) for load in beat_loads(cluster, costs))
+        service, worker = (slow / (1 - load) for load in beat_loads(cluster, costs))
         looking = crowd.look_s * shards
         self.encode_s = [worker * (costs.encode.of(size) + looking) for size in sizes]
         self.hear_s = worker * (looking + crowd.poll_s * shards)
-        self.apply_s = [costs.apply.of(size) for size in sizes]
-        self.push_worker_s = [costs.worker_io.of(size) for size in self.up]
-        self.reply_worker_s = [costs.worker_io.of(size) for size in self.down]
-        self.push_shard_s = [costs.shard_io.of(size) for size in self.up]
-        self.reply_shard_s = [costs.shard_io.of(size) for size in self.down]
-        crowding = crowd.member_s * cluster.workers
-        self.serve_s = [service * (costs.service.of(size) + crowding) for size in self.up]
+        self.apply_s = [slow * costs.apply.of(size) for size in sizes]
+        self.push_worker_s = [slow * costs.worker_io.of(size) for size in self.up]
+        self.reply_worker_s = [slow * costs.worker_io.of(size) for size in self.down]
+        self.push_shard_s = [slow * costs.shard_io.of(size) for size in self.up]
+        self.reply_shard_s = [slow * costs.shard_io.of(size) for size in self.down]
+        members_s = crowd.member_s * cluster.workers
+        self.serve_s = [service * (costs.service.of(size) + members_s) for size in self.up]
         self.answer_s = [service * costs.service.of(size) for size in self.down]
-        self.update_s = [cluster.workers * costs.gather.of(size) + costs.update.of(size) for size in sizes]
+        self.update_s = [
+            slow * (cluster.workers * costs.gather.of(size) + costs.update.of(size)) for size in sizes
+        ]
+        self.wake_s = slow * costs.wake_s
 
     def run(self) -> Outcome:
         steps = {
@@ -228,7 +232,7 @@ class _Round:
     def _wake(self, station: _Station, time: float) -> None:
         # Where cores are shared, messages that would come together come one by one.
         if self.cluster.is_one_machine or station.free <= time:
-            self._use(station, time, self.costs.wake_s)
+            self._use(station, time, self.wake_s)
 
     def _serve(self, time: float, group: int, part: int) -> None:
         station = self.service[self.cluster.homes[part]]

@@ -143,7 +143,7 @@ class Profiler:
     folder: Path
     say: Callable[[str], None] = field(default=lambda text: None)
     steps: int = 20  # to time at least, and for how long
-    seconds: int = 3
+    seconds: int = 5
 
     def profile(self, job: Job, device: Device, busy: Collection[str] = ()) -> Profile:
         """Measure a job on a device, at a few batch sizes; on `busy` devices a job trains already."""
