@@ -62,8 +62,8 @@ CONTESTANTS = {
         ),
         _ours("shoestring-auto", "auto", "every", follows_link=True),
         _ours("shoestring-every", "dct:step=1.5", "every"),
-        _ours("shoestring-local", "dct:step=1.5", "local:4", period=4),
-        _ours("shoestring-local-8", "dct:step=1.5", "local:8", period=8),
+        _ours("shoestring-local", "dct", "local:4", period=4),
+        _ours("shoestring-local-8", "dct", "local:8", period=8),
     )
 }
 

@@ -12,7 +12,14 @@ FOUND: dict[str, dict[str, float]] = {
         "shoestring-every": 0.025,
         "shoestring-local": 0.025,
     },
-    "gpt": {"ddp": 0.002, "powersgd-2": 0.004},
+    "gpt": {
+        "ddp": 0.002,
+        "powersgd-2": 0.004,
+        "torchft-diloco": 0.001,
+        "torchft-local": 0.002,
+        "shoestring-every": 0.002,
+        "shoestring-local": 0.002,
+    },
 }
 # Whose rate those have that were not searched for themselves; else DDP's.
 _LIKE = {

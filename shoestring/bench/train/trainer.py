@@ -60,7 +60,8 @@ class Result(msgspec.Struct, frozen=True):
 
 def train(task: Task, host: int) -> Result:
     """Take part in the race."""
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // task.hosts))
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(max(1, cores // task.hosts))
     workload = replace(find_workload(task.workload), steps=task.schedule)
     material = workload.material(task.seed, Path(task.data) if task.data else None)
     batches = torch.from_numpy(workload.batches(task.seed, material.count))
@@ -92,6 +93,7 @@ def train(task: Task, host: int) -> Result:
     digest, energy = _digest(model)
     facts = entrant.facts()
     entrant.close()
+    torch.set_num_threads(cores)  # the other hosts are done
     return Result(losses, ends_s, sent, compute_s, _score(material, copies), digest, energy, facts)
 
 
