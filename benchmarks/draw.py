@@ -34,6 +34,7 @@ LINKS = {
     "1gbit-1ms": "1 Gbit/s, 1 ms",
     "loopback": "one machine",
 }
+TRAININGS = {"conv": "train", "gpt": "train_gpt"}  # the results of each workload
 OURS, OTHERS = "#d1495b", "#8d99ae"
 _TABLE = re.compile(r"(<!-- table: ([a-z0-9 -]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -98,10 +99,14 @@ def _save(figure: Any, name: str) -> None:
     figure.savefig(ROOT / "docs" / name, metadata={"Date": None})
 
 
-def table_of_train(workload: str, link: str) -> list[str]:
-    found = load("train")
-    rows = [row for row in found["rows"] if (row["workload"], row["link"]) == (workload, link)]
+def table_of_train(results: str, link: str, hosts: int = 2) -> list[str]:
+    found = load(results)
+    rows = [row for row in found["rows"] if (row["link"], row["hosts"]) == (link, hosts)]
     return lines({"rows": rows, "left_out": []})[2:-1]
+
+
+def table_of_ablation(workload: str) -> list[str]:
+    return lines({"ablation": [row for row in load("ablation")["ablation"] if row["workload"] == workload]})
 
 
 def table_of_batchnorm() -> list[str]:
@@ -127,9 +132,10 @@ def tables() -> dict[str, Callable[[], list[str]]]:
         name: lambda own=own: own for name, own in scaletable.tables(load("scale")).items()
     }
     made |= {"batchnorm": table_of_batchnorm, "batchnorm delay": table_of_delay}
-    for workload in sorted({row["workload"] for row in load("train")["rows"]}):
+    for workload, results in TRAININGS.items():
+        made[f"ablation {workload}"] = lambda w=workload: table_of_ablation(w)
         for link in LINKS:
-            made[f"train {workload} {link}"] = lambda w=workload, k=link: table_of_train(w, k)
+            made[f"train {workload} {link}"] = lambda r=results, k=link: table_of_train(r, k)
     return made
 
 

@@ -4,8 +4,9 @@ The rates and round-trip times of the links to the shards are measured with a sm
 when training starts and again from time to time; compute and waiting time with every
 round. From these follows how long a round would take at each level. While workers wait for
 more than `TOLERATED` of the compute time, the mildest level is taken that is about as quick
-as the quickest: where delay takes the time, not bytes, leaving out more gains nothing. If
-compressing turns out to be no quicker, as on a fast network, it stays or becomes undone.
+as the quickest: where delay takes the time, not bytes, leaving out more gains nothing. What
+is left out costs steps: so float32 stays, or comes back, unless compressed steps are quicker,
+computing and all, by more than the further steps that the same accuracy then takes (`_STEPS`).
 Where the strongest level still takes much longer than computing, the answers to a round are
 applied one step later (`delay=1`), if the policy leaves that open: it costs accuracy, so it
 comes last.
@@ -15,7 +16,6 @@ to a round follows the slowest link's wish. The delay is common to all: the firs
 plans it for a later round (see `pilot.py`).
 """
 
-import math
 from collections.abc import Callable
 
 from shoestring.server.holding import LOSSLESS
@@ -31,10 +31,11 @@ LEVELS = (
 )
 RATIOS = (1.0, 30.0, 50.0, 85.0)  # about how much smaller than float32 each level is
 TOLERATED = 0.15  # of the compute time
-_LONG_S = 0.05  # an uncompressed exchange that takes longer is not tried before compute is known
+_LONG_S = 0.2  # an uncompressed exchange that takes longer is not tried before compute is known
 _SETTLE = 8  # rounds before a level is judged
 _LOOK_S = 20.0  # seconds between probes
 _WORTH = 1.2  # a stronger level must be this much quicker to be worth what it leaves out
+_STEPS = 1.3  # times as many steps as uncompressed ones: 1.15 for a residual net, 1.3 for a transformer
 _NEAR = 1.15  # of the quickest: about as quick
 _CHANGED = 1.5  # a link whose rate changes by so much is another one
 _PART_S, _VALUE_S = 1e-3, 8e-9  # about what coding takes, there and back, for each part and value
@@ -144,11 +145,15 @@ class Auto:
             # Worth it only if it is the bytes that take the time, and fewer of them take less.
             beside_s = max(self._exposed_s - self.predict(0), 0.0)
             coded_s = self._seen_s.get(True, beside_s + self.predict(best))
-            return best if self._exposed_s > _WORTH * coded_s else 0
-        if self._exposed_s > self._seen_s.get(False, math.inf):
-            return 0  # coding takes longer than was thought
+            return best if self._saves_steps(self._exposed_s, coded_s) else 0
+        if not self._saves_steps(self._seen_s.get(False, self.predict(0)), self._exposed_s):
+            return 0
         is_worth = self.predict(self._level) > _WORTH * self.predict(best)
         return best if best < self._level or is_worth else self._level
+
+    def _saves_steps(self, plain_s: float, coded_s: float) -> bool:
+        """Whether rounds that wait so long are worth compressing, given what they wait for then."""
+        return self._compute_s + plain_s > _STEPS * (self._compute_s + coded_s)
 
     def _remember(self) -> None:
         """Note how long rounds wait, uncompressed or not; forget it if the links have changed."""

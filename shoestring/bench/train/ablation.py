@@ -31,8 +31,8 @@ class Variant:
 
     name: str
     h: int = 4  # local steps a round
-    codec: str = "dct"
-    reply: str = "dct"
+    codec: str = "dct:step=1.5"
+    reply: str = "dct:step=1.5"
     has_feedback: bool = True
     goes_on: bool = True  # from the parameters that were agreed on plus what was not sent yet
     warmup: int = 0  # first steps that are exchanged each, uncompressed
@@ -42,14 +42,16 @@ WHOLE = Variant("the whole")
 VARIANTS = (
     WHOLE,
     replace(WHOLE, name="uncompressed", codec="float32", reply="float32"),
-    replace(WHOLE, name="no transform", codec="dct:transform=never", reply="dct:transform=never"),
+    replace(
+        WHOLE, name="no transform", codec="dct:step=1.5,transform=never", reply="dct:step=1.5,transform=never"
+    ),
     replace(
         WHOLE,
         name="transform everywhere",
-        codec="dct:transform=always",
-        reply="dct:transform=always",
+        codec="dct:step=1.5,transform=always",
+        reply="dct:step=1.5,transform=always",
     ),
-    replace(WHOLE, name="blocks of 8 everywhere", codec="dct:block=8", reply="dct:block=8"),
+    replace(WHOLE, name="blocks of 8 everywhere", codec="dct:step=1.5,block=8", reply="dct:step=1.5,block=8"),
     replace(WHOLE, name="no feedback", has_feedback=False),
     replace(WHOLE, name="going on from what was agreed on alone", goes_on=False),
     replace(WHOLE, name="answers uncompressed", reply="float32"),
@@ -57,8 +59,7 @@ VARIANTS = (
     replace(WHOLE, name="warm-up of 40 steps", warmup=40),
     replace(WHOLE, name="every 2 steps", h=2),
     replace(WHOLE, name="every 8 steps", h=8),
-    replace(WHOLE, name="finer: step 1.5", codec="dct:step=1.5", reply="dct:step=1.5"),
-    replace(WHOLE, name="coarser: step 3", codec="dct:step=3", reply="dct:step=3"),
+    replace(WHOLE, name="coarser: step 2.5", codec="dct:step=2.5", reply="dct:step=2.5"),
 )
 
 

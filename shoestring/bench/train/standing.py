@@ -8,7 +8,7 @@ of the full run. Contestants that follow the link are run in full on each.
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoestring.bench.train.race import Entry, are_equal
@@ -39,6 +39,7 @@ class Row:
     step_ms: float
     compute_ms: float
     is_whole: bool  # whether every step was taken on this link
+    timed_seed: int  # the training whose steps were timed on this link
     are_equal: bool  # whether all replicas ended with the same bits
     scores: list[tuple[int, float]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -83,9 +84,26 @@ def rank(
         step_ms=1e3 * step_s,
         compute_ms=1e3 * compute_s,
         is_whole=is_whole,
+        timed_seed=entry.seed,
         are_equal=are_equal(results),
         scores=scores,
         facts=first.facts,
+    )
+
+
+def transfer(row: Row, workload: Workload, seed: int, course: Sequence[Result]) -> Row:
+    """What a timed training says of another seed's, of which the full run is known."""
+    scores = course[0].scores
+    reached = steps_to_target(workload, scores)
+    return replace(
+        row,
+        seed=seed,
+        final=scores[-1][1],
+        steps_to_target=reached,
+        seconds_to_target=None if reached is None else reached * row.seconds_total / workload.steps,
+        are_equal=are_equal(course),
+        scores=scores,
+        facts=course[0].facts,
     )
 
 

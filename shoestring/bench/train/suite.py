@@ -16,7 +16,7 @@ from shoestring.bench.train.contestants import (
 )
 from shoestring.bench.train.race import Entry, race
 from shoestring.bench.train.rates import rate_of
-from shoestring.bench.train.standing import Row, rank, timed_steps
+from shoestring.bench.train.standing import Row, rank, timed_steps, transfer
 from shoestring.bench.train.trainer import Result
 from shoestring.bench.train.workloads import WORKLOADS, Workload, find_workload
 from shoestring.errors import ShoestringError, UsageError
@@ -162,7 +162,10 @@ def _race_everywhere(
                     taken = timed_steps(entry, effort.timed_steps)
                     entry = Entry(contestant, workload, seed, rate, taken, effort.data)
                 results = race(entry, hosts, count, _LIMIT_S)
-                take(rank(entry, link, results, courses[seed], cards=count))
+                take(row := rank(entry, link, results, courses[seed], cards=count))
+            if not contestant.follows_link:  # what a step takes does not depend on the seed
+                for seed in range(1, effort.seeds):
+                    take(transfer(row, workload, seed, courses[seed]))
 
 
 def _tell(row: Row, say: Callable[[str], None]) -> None:

@@ -92,6 +92,22 @@ def test_it_goes_back_where_compressing_turns_out_to_be_no_quicker() -> None:
         level = LEVELS.index(auto.setting())
         tried.add(level)
         exposed_s = auto.predict(0) if level == 0 else 0.1
-        auto.measure(compute_s=0.1, exposed_s=exposed_s, seq=seq, now=float(seq))
+        auto.measure(compute_s=0.05, exposed_s=exposed_s, seq=seq, now=float(seq))
     assert tried == {0, 1}
     assert auto.setting().push == "float32"
+
+
+def test_it_does_not_compress_where_that_saves_less_than_it_costs_in_steps() -> None:
+    auto = Auto(Links(1000 * MBIT), [600_000], 4, free_delay=False)
+    auto.start(0.0)
+    uncompressed_s, compressed_s = (0.1 + auto.predict(level) for level in (0, 1))
+    assert 1.15 < uncompressed_s / compressed_s < 1.3  # quicker, but not by much
+    assert settle(auto, 0.1) == "float32"
+
+
+def test_it_tries_uncompressed_rounds_where_compute_takes_most_of_the_time() -> None:
+    """Where it began compressed, as an uncompressed round takes long, but a step takes far longer."""
+    auto = Auto(Links(100 * MBIT), [1_000_000], 4, free_delay=False)
+    auto.start(0.0)
+    assert auto.setting().push == "dct:step=1.5"
+    assert settle(auto, 10.0) == "float32"

@@ -6,7 +6,7 @@ import pytest
 
 from shoestring.bench.train.contestants import CONTESTANTS
 from shoestring.bench.train.race import Entry
-from shoestring.bench.train.standing import rank, steps_to_target, timed_steps
+from shoestring.bench.train.standing import rank, steps_to_target, timed_steps, transfer
 from shoestring.bench.train.trainer import Result
 from shoestring.bench.train.workloads import WORKLOADS
 from shoestring.errors import ShoestringError
@@ -65,6 +65,17 @@ def test_some_steps_on_a_link_stand_for_all():
     assert row.seconds_total == pytest.approx(80.0)
     assert row.seconds_to_target == pytest.approx(60.0)
     assert row.bytes_total == 2 * (1000 + 40 * 7)
+
+
+def test_what_a_step_takes_on_a_link_holds_for_other_seeds():
+    course = [result(40, step_s=0.1, scores=[(20, 70.0), (40, 90.0)])] * 2
+    timed = rank(entry("ddp", 16), "100mbit-10ms", [result(16, step_s=2.0, sent=7)] * 2, course, cards=2)
+    other = [result(40, scores=[(20, 80.0), (40, 85.0)], digest=digest) for digest in "ab"]
+    row = transfer(timed, CONV, 3, other)
+    assert (row.seed, row.timed_seed) == (3, 0)
+    assert (row.final, row.steps_to_target, row.are_equal) == (85.0, 20.0, False)
+    assert row.seconds_to_target == pytest.approx(40.0)
+    assert (row.seconds_total, row.bytes_total) == (timed.seconds_total, timed.bytes_total)
 
 
 def test_other_losses_than_in_the_full_run_are_refused():
