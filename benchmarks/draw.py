@@ -99,9 +99,9 @@ def _save(figure: Any, name: str) -> None:
     figure.savefig(ROOT / "docs" / name, metadata={"Date": None})
 
 
-def table_of_train(results: str, link: str, hosts: int = 2) -> list[str]:
-    found = load(results)
-    rows = [row for row in found["rows"] if (row["link"], row["hosts"]) == (link, hosts)]
+def table_of_train(workload: str, link: str) -> list[str]:
+    found = load(TRAININGS[workload])
+    rows = [row for row in found["rows"] if (row["workload"], row["link"]) == (workload, link)]
     return lines({"rows": rows, "left_out": []})[2:-1]
 
 
@@ -132,10 +132,10 @@ def tables() -> dict[str, Callable[[], list[str]]]:
         name: lambda own=own: own for name, own in scaletable.tables(load("scale")).items()
     }
     made |= {"batchnorm": table_of_batchnorm, "batchnorm delay": table_of_delay}
-    for workload, results in TRAININGS.items():
+    for workload in TRAININGS:
         made[f"ablation {workload}"] = lambda w=workload: table_of_ablation(w)
         for link in LINKS:
-            made[f"train {workload} {link}"] = lambda r=results, k=link: table_of_train(r, k)
+            made[f"train {workload} {link}"] = lambda w=workload, k=link: table_of_train(w, k)
     return made
 
 

@@ -180,7 +180,7 @@ class _Round:
         }  # fmt: skip
         order = [steps[step] for step in range(len(steps))]
         for group in range(len(self.weights)):
-            self._plan(0.0, _ENCODE, group, 0)
+            self._plan(0.0, _ENCODE, group, len(self.cluster.parts) - 1)  # the last is pushed first
         while self.heap:
             time, _, step, group, part = heapq.heappop(self.heap)
             order[step](time, group, part)
@@ -202,8 +202,8 @@ class _Round:
     def _encode(self, time: float, group: int, part: int) -> None:
         end = self._use(self.encode[group], time, self.encode_s[part])
         self._plan(end, _PUSH_IO, group, part)
-        if part + 1 < len(self.cluster.parts):
-            self._plan(end, _ENCODE, group, part + 1)  # answers that come meanwhile are heard first
+        if part > 0:
+            self._plan(end, _ENCODE, group, part - 1)  # answers that come meanwhile are heard first
 
     def _push_io(self, time: float, group: int, part: int) -> None:
         self.encoded[group] += 1

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from shoestring.codec.dct.jit import compiled_once
 from shoestring.codec.warmup import warm_up_dct
 from shoestring.server import rules
 from shoestring.server.rules import Rule
@@ -18,15 +19,17 @@ _RULES = (
 def warm_up_history() -> None:
     """Do what is done with the statistics of layers in a round."""
     history = History((Layer("", 1, 0, 0.5),))
-    history.take([unpack(history.pack(), history.layers)], 1.0)
+    with compiled_once("history"):
+        history.take([unpack(history.pack(), history.layers)], 1.0)
 
 
 def warm_up(threads: int = 1) -> None:
     """Run every kernel once: the rules on nothing, the default codec on a few blocks."""
     nothing = np.empty(0, np.float32)
-    for rule, hyper in _RULES:
-        for change in (rules.apply, rules.update):
-            change(rule, hyper, nothing, nothing, dict.fromkeys(rule.state_names, nothing), 1)
-    rules.sum_squares(nothing)
+    with compiled_once("rules"):
+        for rule, hyper in _RULES:
+            for change in (rules.apply, rules.update):
+                change(rule, hyper, nothing, nothing, dict.fromkeys(rule.state_names, nothing), 1)
+        rules.sum_squares(nothing)
     warm_up_history()
     warm_up_dct(threads)

@@ -2,11 +2,13 @@
 
 The rates and round-trip times of the links to the shards are measured with a small probe
 when training starts and again from time to time; compute and waiting time with every
-round. From these follows how long a round would take at each level. While workers wait for
-more than `TOLERATED` of the compute time, the mildest level is taken that is about as quick
-as the quickest: where delay takes the time, not bytes, leaving out more gains nothing. What
-is left out costs steps: so float32 stays, or comes back, unless compressed steps are quicker,
-computing and all, by more than the further steps that the same accuracy then takes (`_STEPS`).
+round. From these follows what a step would take at each level. What a level leaves out
+costs further steps until the same accuracy is reached (`STEPS`): so the level is taken whose
+steps, that many more of them, take the least time, and of levels that are about equal the
+mildest. Float32 stays unless compressing gains clearly, and comes back if that turns out
+to be no quicker: the time that waits take beyond what the links explain is remembered, for
+compressed rounds and for others, and forgotten after a while, so that both get another chance.
+
 Where the strongest level still takes much longer than computing, the answers to a round are
 applied one step later (`delay=1`), if the policy leaves that open: it costs accuracy, so it
 comes last.
@@ -16,7 +18,9 @@ to a round follows the slowest link's wish. The delay is common to all: the firs
 plans it for a later round (see `pilot.py`).
 """
 
-from collections.abc import Callable
+import statistics
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from shoestring.server.holding import LOSSLESS
 from shoestring.worker.courier import Setting
@@ -30,17 +34,14 @@ LEVELS = (
     Setting("dct:step=3", "dct:step=3", 0.38),
 )
 RATIOS = (1.0, 30.0, 50.0, 85.0)  # about how much smaller than float32 each level is
-TOLERATED = 0.15  # of the compute time
+STEPS = (1.0, 1.2, 1.3, 1.4)  # about how many steps each takes to the same accuracy, against float32
 _LONG_S = 0.2  # an uncompressed exchange that takes longer is not tried before compute is known
-_SETTLE = 8  # rounds before a level is judged
+_SETTLE = 9  # rounds that a level is judged by: their median, as any one may wait for something else
 _LOOK_S = 20.0  # seconds between probes
-_WORTH = 1.2  # a stronger level must be this much quicker to be worth what it leaves out
-_STEPS = 1.3  # times as many steps as uncompressed ones: 1.15 for a residual net, 1.3 for a transformer
-_NEAR = 1.15  # of the quickest: about as quick
-_CHANGED = 1.5  # a link whose rate changes by so much is another one
+_NEAR = 1.05  # of the quickest: about as quick
+_CLEAR = 1.15  # float32 must take this much longer than the best level to be left
 _PART_S, _VALUE_S = 1e-3, 8e-9  # about what coding takes, there and back, for each part and value
-_EASE = 0.5  # a lower level must look this good against `TOLERATED`
-_RETRY = 100  # rounds before a level that was too slow is tried again; doubled each time
+_RETRY = 100  # rounds until what was seen of the other kind of round is forgotten; doubled each time
 
 
 class Auto:
@@ -61,22 +62,24 @@ class Auto:
         self._free_delay = free_delay
         self._explain = explain
         self._level = 0
-        self._since = 0  # round from which this level is measured
-        self._compute_s = 0.0
-        self._exposed_s = 0.0
+        self._is_new = True  # nothing was measured at this level yet
+        self._compute_s: deque[float] = deque(maxlen=_SETTLE)
+        self._waited_s: deque[float] = deque(maxlen=_SETTLE)  # at this level
+        self._beside_s: dict[
+            bool, float
+        ] = {}  # waits beyond what links explain: of compressed rounds, or not
         self._probed_at = -_LOOK_S
-        self._retry_at = 0
+        self._forget_at = 0
         self._retry = _RETRY
-        self._seen_s: dict[bool, float] = {}  # how long rounds waited on these links: compressed, or not
-        self._seen_at: list[float] = []  # the rates of the links then
 
     def start(self, now: float) -> None:
         """Probe the links and choose a first level."""
         self._exchange.probe()
         self._probed_at = now
-        plain_s = self.predict(0)
-        level = 1 if plain_s > max(_LONG_S, self.predict(1)) else 0
-        self._set(level, 0, f"{plain_s * 1e3:.0f} ms a round uncompressed; {self._links()}")
+        predicted_s = self._predict_all()
+        coded = _mildest(_costs(0.0, predicted_s)[1:]) + 1
+        level = coded if predicted_s[0] > max(_LONG_S, predicted_s[coded]) else 0
+        self._set(level, f"{predicted_s[0] * 1e3:.0f} ms a round uncompressed; {self._links()}")
 
     def setting(self) -> Setting:
         """How the next round travels."""
@@ -84,34 +87,27 @@ class Auto:
 
     def predict(self, level: int) -> float:
         """How long a round's exchange takes at a level, in seconds, if all of it is waited for."""
-        rates = self._exchange.rates()
-        transfer_s = sum(
-            2 * size / rate / RATIOS[level] for size, rate in zip(self._bytes, rates, strict=True)
-        )
-        coding_s = (_PART_S * self._parts + _VALUE_S * sum(self._bytes) / 4) if level else 0.0
-        return transfer_s + coding_s + self._exchange.rtt_s
+        return self._predict_all()[level]
 
     def measure(self, *, compute_s: float, exposed_s: float, seq: int, now: float) -> None:
         """Take in how long a round computed and how long it waited."""
-        share = 0.3 if self._compute_s else 1.0
-        self._compute_s += share * (compute_s - self._compute_s)
-        if seq > self._since:  # the first round of a level is not like the others
-            share = 0.3 if self._exposed_s else 1.0
-            self._exposed_s += share * (exposed_s - self._exposed_s)
-        if seq >= self._since + _SETTLE:
+        if self._is_new:  # the first round of a level is not like the others
+            self._is_new = False
+            self._forget_at = self._forget_at or seq + self._retry
+            return
+        self._compute_s.append(compute_s)
+        self._waited_s.append(exposed_s)
+        if len(self._waited_s) == _SETTLE:
             self._judge(seq, now)
 
     def plan_delay(self, delay: int) -> int:
         """The delay the first worker wants, `delay` being the one in force."""
-        if not self._free_delay or not self._exposed_s:
+        if not self._free_delay or len(self._waited_s) < _SETTLE:
             return delay
-        if (
-            delay == 0
-            and self._level == len(LEVELS) - 1
-            and self.predict(self._level) > 1.5 * self._compute_s
-        ):
+        compute_s, predicted_s = statistics.median(self._compute_s), self.predict(self._level)
+        if delay == 0 and self._level == len(LEVELS) - 1 and predicted_s > 1.5 * compute_s:
             return 1
-        if delay == 1 and self.predict(self._level) < 0.25 * self._compute_s:
+        if delay == 1 and predicted_s < 0.25 * compute_s:
             return 0
         return delay
 
@@ -119,56 +115,53 @@ class Auto:
         if now - self._probed_at > _LOOK_S:
             self._exchange.ask_rates()
             self._probed_at = now
-        self._remember()
-        wanted = self._choose()
-        if wanted > self._level:
-            self._retry_at, self._retry = seq + self._retry, 2 * self._retry
-        elif seq < self._retry_at:
+        predicted_s = self._predict_all()  # once: rates change while others talk
+        compute_s, waited_s = statistics.median(self._compute_s), statistics.median(self._waited_s)
+        own = self._level > 0
+        self._beside_s[own] = waited_s - predicted_s[self._level]
+        if seq >= self._forget_at:
+            self._beside_s.pop(not own, None)
+            self._forget_at = seq + self._retry
+        # Of the other kind of round nothing may be known: then it waits for others as long as this one.
+        unknown_s = max(0.0, self._beside_s[own])
+        waits_s = [
+            max(0.0, seconds + self._beside_s.get(level > 0, unknown_s))
+            for level, seconds in enumerate(predicted_s)
+        ]
+        costs = _costs(compute_s, waits_s)
+        wanted = _mildest(costs)
+        if wanted == self._level or (self._level == 0 and costs[0] <= _CLEAR * min(costs)):
             return
-        if wanted != self._level:
-            self._set(
-                wanted,
-                seq + 1,
-                f"waits {self._exposed_s * 1e3:.0f} ms for {self._compute_s * 1e3:.0f} ms of compute; "
-                + self._links(),
-            )
+        if own != (wanted > 0):
+            self._retry *= 2
+            self._forget_at = seq + self._retry
+        self._set(
+            wanted,
+            f"waits {waited_s * 1e3:.0f} ms for {compute_s * 1e3:.0f} ms of compute; " + self._links(),
+        )
 
-    def _choose(self) -> int:
-        tolerated_s = TOLERATED * self._compute_s
-        if self._exposed_s <= tolerated_s:
-            bearable_s = max(_EASE * tolerated_s, self.predict(self._level))
-            return next(level for level in range(self._level + 1) if self.predict(level) <= bearable_s)
-        quickest_s = min(map(self.predict, range(1, len(LEVELS))))
-        enough_s = max(tolerated_s, _NEAR * quickest_s)
-        best = next(level for level in range(1, len(LEVELS)) if self.predict(level) <= enough_s)
-        if self._level == 0:
-            # Worth it only if it is the bytes that take the time, and fewer of them take less.
-            beside_s = max(self._exposed_s - self.predict(0), 0.0)
-            coded_s = self._seen_s.get(True, beside_s + self.predict(best))
-            return best if self._saves_steps(self._exposed_s, coded_s) else 0
-        if not self._saves_steps(self._seen_s.get(False, self.predict(0)), self._exposed_s):
-            return 0
-        is_worth = self.predict(self._level) > _WORTH * self.predict(best)
-        return best if best < self._level or is_worth else self._level
+    def _predict_all(self) -> list[float]:
+        rates, rtt_s = self._exchange.rates(), self._exchange.rtt_s
+        plain_s = sum(2 * size / rate for size, rate in zip(self._bytes, rates, strict=True))
+        coding_s = _PART_S * self._parts + _VALUE_S * sum(self._bytes) / 4
+        return [plain_s / ratio + (coding_s if level else 0.0) + rtt_s for level, ratio in enumerate(RATIOS)]
 
-    def _saves_steps(self, plain_s: float, coded_s: float) -> bool:
-        """Whether rounds that wait so long are worth compressing, given what they wait for then."""
-        return self._compute_s + plain_s > _STEPS * (self._compute_s + coded_s)
-
-    def _remember(self) -> None:
-        """Note how long rounds wait, uncompressed or not; forget it if the links have changed."""
-        rates = self._exchange.rates()
-        pairs = zip(rates, self._seen_at, strict=False)
-        if any(new != old and not 1 / _CHANGED < new / old < _CHANGED for new, old in pairs):
-            self._seen_s.clear()
-        if not self._seen_s:
-            self._seen_at = rates
-        self._seen_s[self._level > 0] = self._exposed_s
-
-    def _set(self, level: int, since: int, why: str) -> None:
-        self._level, self._since, self._exposed_s = level, since, 0.0
+    def _set(self, level: int, why: str) -> None:
+        self._level, self._is_new = level, True
+        self._waited_s.clear()
         self._explain(LEVELS[level].push, why)
 
     def _links(self) -> str:
         rates = ", ".join(f"{8e-6 * rate:.0f}" for rate in self._exchange.rates())
         return f"links of {rates} Mbit/s, {self._exchange.rtt_s * 1e3:.1f} ms there and back"
+
+
+def _costs(compute_s: float, waits_s: Sequence[float]) -> list[float]:
+    """What the steps to an equal accuracy take at each level, against one uncompressed step."""
+    return [steps * (compute_s + wait_s) for steps, wait_s in zip(STEPS, waits_s, strict=True)]
+
+
+def _mildest(costs: Sequence[float]) -> int:
+    """The first of those that are about as low as the lowest."""
+    enough = _NEAR * min(costs)
+    return next(level for level, cost in enumerate(costs) if cost <= enough)

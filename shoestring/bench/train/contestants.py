@@ -31,6 +31,9 @@ class Contestant:
     period: int = 1  # steps from one exchange to the next
     is_exact: bool = False  # whether replicas hold the same bits after an exchange
     follows_link: bool = False  # whether what it computes depends on the link
+    is_whole: bool = (
+        False  # whether every step is taken on every link: what it sends differs from step to step
+    )
 
     @property
     def module_name(self) -> str:
@@ -39,7 +42,9 @@ class Contestant:
 
 def _ours(name: str, codec: str, policy: str, *, period: int = 1, follows_link: bool = False) -> Contestant:
     options = {"codec": codec, "policy": policy}
-    return Contestant(name, "ours", options, period=period, is_exact=True, follows_link=follows_link)
+    return Contestant(
+        name, "ours", options, period=period, is_exact=True, follows_link=follows_link, is_whole=True
+    )
 
 
 CONTESTANTS = {
@@ -59,6 +64,7 @@ CONTESTANTS = {
             "hivemind",
             20,
             follows_link=True,  # not the link, but no two runs are the same
+            is_whole=True,
         ),
         _ours("shoestring-auto", "auto", "every", follows_link=True),
         _ours("shoestring-every", "dct:step=1.5", "every"),

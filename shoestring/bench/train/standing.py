@@ -3,7 +3,8 @@
 What a contestant computes does not depend on the link, but for those that follow it. So each
 training is run once in full where the link takes no time, which gives its scores, and on every
 slow link for long enough to know what a step takes there; its losses on the way must be those
-of the full run. Contestants that follow the link are run in full on each.
+of the full run. Contestants whose bytes differ from step to step are run in full on each link, and
+so are those that follow the link.
 """
 
 import statistics

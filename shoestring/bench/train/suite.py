@@ -158,12 +158,12 @@ def _race_everywhere(
         with network.connected(link, count) as hosts:
             for seed in range(effort.seeds if contestant.follows_link else 1):
                 entry = Entry(contestant, workload, seed, rate, workload.steps, effort.data)
-                if not contestant.follows_link:
+                if not contestant.is_whole:
                     taken = timed_steps(entry, effort.timed_steps)
                     entry = Entry(contestant, workload, seed, rate, taken, effort.data)
                 results = race(entry, hosts, count, _LIMIT_S)
                 take(row := rank(entry, link, results, courses[seed], cards=count))
-            if not contestant.follows_link:  # what a step takes does not depend on the seed
+            if not contestant.follows_link:  # what steps take does not depend on the seed
                 for seed in range(1, effort.seeds):
                     take(transfer(row, workload, seed, courses[seed]))
 

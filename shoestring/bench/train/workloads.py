@@ -144,7 +144,7 @@ class Workload:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("conv", Images, 800, 32, 40, 40, (0.0125, 0.025, 0.05), 85.0, "higher"),
+        Workload("conv", Images, 800, 32, 40, 40, (0.00625, 0.0125, 0.025, 0.05), 85.0, "higher"),
         Workload("gpt", Text, 1000, 8, 50, 40, (1e-3, 2e-3, 4e-3), 2.15, "lower"),
     )
 }

@@ -2,20 +2,28 @@
 
 Numba notices a change in the file of a kernel, but not in a file that the kernel calls
 into, and a stale kernel would decode other bits. So compiled code is kept in a folder
-named after all of this package's sources.
+named after all of this package's sources and where they lie.
+
+Compiling takes the better part of a minute. Processes that start together on a machine that has
+nothing compiled yet do it one after the other (`compiled_once`): the first compiles, the others
+load what it wrote.
 
 `encode_jit` may fuse multiply and add, as encoders are free to round. `decode_jit` may
 not: what a decoder computes is defined to the bit. `sum_jit` may reorder sums too.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import threading
+import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import llvmlite.binding as llvm
 import numba
 from numba.core import config
 
@@ -23,12 +31,15 @@ Kernel = Callable[..., Any]
 
 _config: Any = config
 
+_PATIENCE_S, _LOOK_S = 300.0, 0.2  # for another process that compiles
+
 _lock = threading.Lock()
 
 
 def _find_folder() -> str:
-    digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    own = Path(__file__).parent
+    digest = hashlib.sha256(str(own).encode())
+    for source in sorted(own.glob("*.py")):
         digest.update(source.read_bytes())
     root = _config.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return str(Path(root) / "shoestring" / "kernels" / digest.hexdigest()[:16])
@@ -46,6 +57,38 @@ def _compile(function: Kernel, fastmath: set[str] | bool) -> Kernel:
         finally:
             _config.CACHE_DIR = before
     return kernel
+
+
+@contextlib.contextmanager
+def compiled_once(what: str) -> Iterator[None]:
+    """Run the kernels of `what` inside: alone among processes, until they have been compiled once.
+
+    Where the folder cannot be written, or the first takes too long, each process compiles for itself.
+    """
+    machine = f"{llvm.get_host_cpu_name()}-{numba.__version__}"
+    done = Path(_FOLDER) / f"{what}-{machine}.compiled"
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            if not done.exists():
+                done.parent.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context(done.with_suffix(".lock").open("w"))
+                _wait_for(lock, done)
+                if done.exists():
+                    lock.close()  # the others need not wait while this one loads
+        yield
+        with contextlib.suppress(OSError):
+            done.touch()
+
+
+def _wait_for(lock: IO[str], done: Path) -> None:
+    """Take the lock; do without if what it guards is done, or after a while."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not done.exists() and time.monotonic() < deadline:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, or this process ends
+            return
+        except BlockingIOError:
+            time.sleep(_LOOK_S)  # there is no waiting for a lock with a limit
 
 
 def specialise(

@@ -37,7 +37,8 @@ def settle(auto: Auto, compute_s: float, rounds: int = 400, first: int = 1) -> s
         (10_000, 0.1, "float32"),
         (1000, 1.0, "float32"),
         (1000, 0.1, "dct:step=1.5"),
-        (220, 0.02, "dct:step=2.5"),
+        (100, 0.1, "dct:step=1.5"),
+        (60, 0.05, "dct:step=2.5"),
         (20, 0.1, "dct:step=3"),
     ],
 )
@@ -101,7 +102,7 @@ def test_it_does_not_compress_where_that_saves_less_than_it_costs_in_steps() -> 
     auto = Auto(Links(1000 * MBIT), [600_000], 4, free_delay=False)
     auto.start(0.0)
     uncompressed_s, compressed_s = (0.1 + auto.predict(level) for level in (0, 1))
-    assert 1.15 < uncompressed_s / compressed_s < 1.3  # quicker, but not by much
+    assert 1.15 < uncompressed_s / compressed_s < 1.3  # quicker, but not by as much
     assert settle(auto, 0.1) == "float32"
 
 
@@ -109,5 +110,40 @@ def test_it_tries_uncompressed_rounds_where_compute_takes_most_of_the_time() -> 
     """Where it began compressed, as an uncompressed round takes long, but a step takes far longer."""
     auto = Auto(Links(100 * MBIT), [1_000_000], 4, free_delay=False)
     auto.start(0.0)
-    assert auto.setting().push == "dct:step=1.5"
+    assert auto.setting().push != "float32"
     assert settle(auto, 10.0) == "float32"
+
+
+def test_one_long_wait_changes_nothing() -> None:
+    """Another worker may stop to look at its model, or to write it."""
+    auto = Auto(Links(100 * MBIT), [700_000], 8, free_delay=False)
+    auto.start(0.0)
+    level = settle(auto, 0.026, 50)
+    assert level != "float32"
+    for seq in range(51, 250):
+        exposed_s = 20.0 if seq % 20 == 0 else auto.predict(LEVELS.index(auto.setting()))
+        auto.measure(compute_s=0.026, exposed_s=exposed_s, seq=seq, now=float(seq))
+        assert auto.setting().push == level
+
+
+def test_the_first_round_that_is_measured_decides_nothing() -> None:
+    """After a warm-up, or a resume, that is not the first of all."""
+    auto = Auto(Links(100 * MBIT), [700_000], 8, free_delay=False)
+    auto.start(0.0)
+    level = auto.setting()
+    auto.measure(compute_s=0.026, exposed_s=10.0, seq=1000, now=0.0)
+    assert auto.setting() == level
+
+
+def test_compressing_gets_another_chance() -> None:
+    """Coding was slow once, as the machine was busy."""
+    auto = Auto(Links(1000 * MBIT), [600_000], 4, free_delay=False)
+    auto.start(0.0)
+    found = []
+    for seq in range(1, 1500):
+        level = LEVELS.index(auto.setting())
+        exposed_s = auto.predict(level) if level == 0 or seq > 200 else 0.1
+        auto.measure(compute_s=0.05, exposed_s=exposed_s, seq=seq, now=float(seq))
+        found.append(level)
+    assert 0 in found[50:200]
+    assert found[-1] == 1
