@@ -26,6 +26,7 @@ _LIKE = {
     "powersgd-1": "powersgd-2",
     "powersgd-4": "powersgd-2",
     "shoestring-auto": "shoestring-every",
+    "shoestring-delay": "shoestring-every",
     "shoestring-local-8": "shoestring-local",
 }
 
