@@ -15,6 +15,7 @@ import matplotlib
 
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import NullFormatter
 
 from shoestring.bench import scaletable
 from shoestring.bench.train.table import lines, summarise
@@ -64,25 +65,31 @@ def draw_codec() -> None:
 def draw_train() -> None:
     """Seconds until the residual net has reached its target, link by link."""
     found = load("train")
-    figure, panels = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained", sharey=True)
+    figure, panels = plt.subplots(1, 3, figsize=(10, 3.6), layout="constrained", sharey=True)
+    names = list(dict.fromkeys(row["contestant"] for row in found["rows"]))[::-1]
     for axes, link in zip(panels, list(LINKS)[:3], strict=True):
-        means = _means(found, "conv", link)[::-1]
-        names = [one["contestant"] for one in means]
-        seconds = [one["seconds_to_target"] for one in means]
-        reached = [value for value in seconds if value is not None]
-        left = min(reached) / 2  # a bar that begins there says: never
+        means = {one["contestant"]: one["seconds_to_target"] for one in _means(found, "conv", link)}
+        reached = [value for value in means.values() if value is not None]
+        left = min(reached) / 2  # a bar that begins there has no length
         colours = [OURS if name.startswith("shoestring") else OTHERS for name in names]
-        bars = axes.barh(names, [value or left for value in seconds], color=colours)
-        labels = ["never" if value is None else f"{value:,.0f} s" for value in seconds]
+        bars = axes.barh(names, [means.get(name) or left for name in names], color=colours)
+        labels = [_label(means.get(name, "no result")) for name in names]
         axes.bar_label(bars, labels, padding=2, fontsize=8)
         axes.set_title(LINKS[link], fontsize=10)
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlim(left, 4 * max(reached))
         axes.tick_params(labelsize=8)
     figure.supxlabel(
         f"seconds to {found['targets']['conv']:g} % on Fashion-MNIST, a residual net on two hosts", fontsize=9
     )
     _save(figure, "train.svg")
+
+
+def _label(seconds: float | str | None) -> str:
+    if isinstance(seconds, str):
+        return seconds
+    return "never" if seconds is None else f"{seconds:,.0f} s"
 
 
 def _means(found: Any, workload: str, link: str, hosts: int = 2) -> list[dict[str, Any]]:
@@ -99,9 +106,13 @@ def _save(figure: Any, name: str) -> None:
     figure.savefig(ROOT / "docs" / name, metadata={"Date": None})
 
 
-def table_of_train(workload: str, link: str) -> list[str]:
-    found = load(TRAININGS[workload])
-    rows = [row for row in found["rows"] if (row["workload"], row["link"]) == (workload, link)]
+def table_of_train(workload: str, link: str, hosts: int) -> list[str]:
+    wanted = (workload, link, hosts)
+    rows = [
+        row
+        for row in load(TRAININGS[workload])["rows"]
+        if (row["workload"], row["link"], row["hosts"]) == wanted
+    ]
     return lines({"rows": rows, "left_out": []})[2:-1]
 
 
@@ -135,7 +146,9 @@ def tables() -> dict[str, Callable[[], list[str]]]:
     for workload in TRAININGS:
         made[f"ablation {workload}"] = lambda w=workload: table_of_ablation(w)
         for link in LINKS:
-            made[f"train {workload} {link}"] = lambda w=workload, k=link: table_of_train(w, k)
+            for hosts in (2, 4, 8):
+                name = f"train {workload} {link}" + (f" {hosts} hosts" if hosts > 2 else "")
+                made[name] = lambda w=workload, k=link, n=hosts: table_of_train(w, k, n)
     return made
 
 
