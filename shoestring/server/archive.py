@@ -140,7 +140,7 @@ def _check_spec(snapshot: Snapshot, name: str, array: NDArray[Any]) -> None:
 
 
 def _unfit(what: str) -> SnapshotError:
-    return SnapshotError(what, hint="resume with the model and the version of shoestring that the checkpoint was made with")
+    return SnapshotError(what, hint="resume with the model and the version that the checkpoint was made with")
 
 
 def _prefix(holding: Holding) -> str:

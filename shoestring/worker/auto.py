@@ -4,10 +4,11 @@ The rates and round-trip times of the links to the shards are measured with a sm
 when training starts and again from time to time; compute and waiting time with every
 round. From these follows what a step would take at each level. What a level leaves out
 costs further steps until the same accuracy is reached (`STEPS`): so the level is taken whose
-steps, that many more of them, take the least time, and of levels that are about equal the
-mildest. Float32 stays unless compressing gains clearly, and comes back if that turns out
-to be no quicker: the time that waits take beyond what the links explain is remembered, for
-compressed rounds and for others, and forgotten after a while, so that both get another chance.
+steps, that many more of them, take the least time. A level stays while it is not much slower
+than the best, and a milder one that is equal is taken instead: so noise moves nothing to and
+fro. Float32 stays unless compressing gains clearly, and comes back if that turns out to be no
+quicker: the time that waits take beyond what the links explain is remembered, for compressed
+rounds and for others, and forgotten after a while, so that both get another chance.
 
 Where the strongest level still takes much longer than computing, the answers to a round are
 applied one step later (`delay=1`), if the policy leaves that open: it costs accuracy, so it
@@ -38,8 +39,8 @@ STEPS = (1.0, 1.2, 1.3, 1.4)  # about how many steps each takes to the same accu
 _LONG_S = 0.2  # an uncompressed exchange that takes longer is not tried before compute is known
 _SETTLE = 9  # rounds that a level is judged by: their median, as any one may wait for something else
 _LOOK_S = 20.0  # seconds between probes
-_NEAR = 1.05  # of the quickest: about as quick
-_CLEAR = 1.15  # float32 must take this much longer than the best level to be left
+_EQUAL = 1.02  # of what a level takes: a milder one that takes no longer is better
+_SLOWER = (1.15, 1.1, 1.1, 1.1)  # a level must take so much longer than the best to be left for it
 _PART_S, _VALUE_S = 1e-3, 8e-9  # about what coding takes, there and back, for each part and value
 _RETRY = 100  # rounds until what was seen of the other kind of round is forgotten; doubled each time
 
@@ -77,7 +78,8 @@ class Auto:
         self._exchange.probe()
         self._probed_at = now
         predicted_s = self._predict_all()
-        coded = _mildest(_costs(0.0, predicted_s)[1:]) + 1
+        costs = _costs(0.0, predicted_s)
+        coded = costs.index(min(costs[1:]))
         level = coded if predicted_s[0] > max(_LONG_S, predicted_s[coded]) else 0
         self._set(level, f"{predicted_s[0] * 1e3:.0f} ms a round uncompressed; {self._links()}")
 
@@ -129,8 +131,8 @@ class Auto:
             for level, seconds in enumerate(predicted_s)
         ]
         costs = _costs(compute_s, waits_s)
-        wanted = _mildest(costs)
-        if wanted == self._level or (self._level == 0 and costs[0] <= _CLEAR * min(costs)):
+        wanted = _choose(costs, self._level)
+        if wanted == self._level:
             return
         if own != (wanted > 0):
             self._retry *= 2
@@ -161,7 +163,10 @@ def _costs(compute_s: float, waits_s: Sequence[float]) -> list[float]:
     return [steps * (compute_s + wait_s) for steps, wait_s in zip(STEPS, waits_s, strict=True)]
 
 
-def _mildest(costs: Sequence[float]) -> int:
-    """The first of those that are about as low as the lowest."""
-    enough = _NEAR * min(costs)
-    return next(level for level, cost in enumerate(costs) if cost <= enough)
+def _choose(costs: Sequence[float], level: int) -> int:
+    """The level to go on with: this one, a milder one that is equal, or the best."""
+    for milder in range(level):
+        if costs[milder] <= _EQUAL * costs[level]:
+            return milder
+    best = min(costs)
+    return costs.index(best) if costs[level] > _SLOWER[level] * best else level

@@ -135,7 +135,7 @@ class Keeper:
                     if buffer is None or tuple(buffer.shape) != values.shape:
                         raise SnapshotError(
                             f"`{name}` of `{snapshot.folder}` does not fit the model",
-                            hint="resume with the model and the version of shoestring that the checkpoint was made with",
+                            hint="resume with the model and the version that the checkpoint was made with",
                         )
                     buffer.copy_(torch.from_numpy(values))
         self._courier.load_kept(tensors)
@@ -155,7 +155,7 @@ class Keeper:
             if own != saved:
                 raise SnapshotError(
                     f"checkpoint `{snapshot.folder}` has {saved} where this model has {own}",
-                    hint="resume with the model and the version of shoestring that the checkpoint was made with",
+                    hint="resume with the model and the version that the checkpoint was made with",
                 )
 
     def _table_facts(self) -> list[list[Any]]:
