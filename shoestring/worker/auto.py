@@ -5,10 +5,10 @@ when training starts and again from time to time; compute and waiting time with 
 round. From these follows what a step would take at each level. What a level leaves out
 costs further steps until the same accuracy is reached (`STEPS`): so the level is taken whose
 steps, that many more of them, take the least time. A level stays while it is not much slower
-than the best, and a milder one that is equal is taken instead: so noise moves nothing to and
-fro. Float32 stays unless compressing gains clearly, and comes back if that turns out to be no
-quicker: the time that waits take beyond what the links explain is remembered, for compressed
-rounds and for others, and forgotten after a while, so that both get another chance.
+than the best, so that noise moves nothing to and fro. Float32 stays unless compressing gains
+clearly, and comes back if that turns out to be no quicker: the time that waits take beyond
+what the links explain is remembered, for compressed rounds and for others, and forgotten
+after a while, so that both get another chance.
 
 Where the strongest level still takes much longer than computing, the answers to a round are
 applied one step later (`delay=1`), if the policy leaves that open: it costs accuracy, so it
@@ -31,16 +31,15 @@ AUTO = "auto"
 LEVELS = (
     Setting(LOSSLESS, LOSSLESS, 32.0),
     Setting("dct:step=1.5", "dct:step=1.5", 1.06),
-    Setting("dct:step=2.5", "dct:step=2.5", 0.64),
     Setting("dct:step=3", "dct:step=3", 0.38),
 )
-RATIOS = (1.0, 30.0, 50.0, 85.0)  # about how much smaller than float32 each level is
-STEPS = (1.0, 1.2, 1.3, 1.4)  # about how many steps each takes to the same accuracy, against float32
+RATIOS = (1.0, 30.0, 85.0)  # about how much smaller than float32 each level is
+STEPS = (1.0, 1.2, 1.4)  # about how many steps each takes to the same accuracy, against float32
 _LONG_S = 0.2  # an uncompressed exchange that takes longer is not tried before compute is known
 _SETTLE = 9  # rounds that a level is judged by: their median, as any one may wait for something else
 _LOOK_S = 20.0  # seconds between probes
-_EQUAL = 1.02  # of what a level takes: a milder one that takes no longer is better
-_SLOWER = (1.15, 1.1, 1.1, 1.1)  # a level must take so much longer than the best to be left for it
+_NEAR = 1.15  # of what the best level takes: about as quick
+_WORSE = 1.1  # a compressed level must take so much longer than the other to be left for it
 _PART_S, _VALUE_S = 1e-3, 8e-9  # about what coding takes, there and back, for each part and value
 _RETRY = 100  # rounds until what was seen of the other kind of round is forgotten; doubled each time
 
@@ -79,7 +78,7 @@ class Auto:
         self._probed_at = now
         predicted_s = self._predict_all()
         costs = _costs(0.0, predicted_s)
-        coded = costs.index(min(costs[1:]))
+        coded = next(level for level in range(1, len(LEVELS)) if costs[level] <= _NEAR * min(costs[1:]))
         level = coded if predicted_s[0] > max(_LONG_S, predicted_s[coded]) else 0
         self._set(level, f"{predicted_s[0] * 1e3:.0f} ms a round uncompressed; {self._links()}")
 
@@ -164,9 +163,10 @@ def _costs(compute_s: float, waits_s: Sequence[float]) -> list[float]:
 
 
 def _choose(costs: Sequence[float], level: int) -> int:
-    """The level to go on with: this one, a milder one that is equal, or the best."""
-    for milder in range(level):
-        if costs[milder] <= _EQUAL * costs[level]:
-            return milder
-    best = min(costs)
-    return costs.index(best) if costs[level] > _SLOWER[level] * best else level
+    """The level to go on with: this one, or the best if that is better by enough; float32 if it is equal."""
+    best = costs.index(min(costs))
+    if best == 0 or level == 0:
+        enough = 1.0 if best == 0 else _NEAR
+    else:
+        enough = _WORSE
+    return best if costs[level] > enough * costs[best] else level

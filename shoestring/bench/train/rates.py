@@ -6,7 +6,7 @@ FOUND: dict[str, dict[str, float]] = {
     "conv": {
         "ddp": 0.025,
         "powersgd-2": 0.0125,
-        "torchft-diloco": 0.0125,
+        "torchft-diloco": 0.00625,
         "torchft-local": 0.0125,
         "hivemind": 0.0125,
         "shoestring-every": 0.025,

@@ -39,8 +39,7 @@ def settle(auto: Auto, compute_s: float, rounds: int = 400, first: int = 1) -> s
         (10_000, 0.1, "float32"),
         (1000, 1.0, "float32"),
         (1000, 0.1, "dct:step=1.5"),
-        (100, 0.1, "dct:step=1.5"),
-        (60, 0.08, "dct:step=2.5"),
+        (100, 0.5, "dct:step=1.5"),
         (20, 0.1, "dct:step=3"),
     ],
 )
