@@ -165,8 +165,5 @@ def _costs(compute_s: float, waits_s: Sequence[float]) -> list[float]:
 def _choose(costs: Sequence[float], level: int) -> int:
     """The level to go on with: this one, or the best if that is better by enough; float32 if it is equal."""
     best = costs.index(min(costs))
-    if best == 0 or level == 0:
-        enough = 1.0 if best == 0 else _NEAR
-    else:
-        enough = _WORSE
+    enough = 1.0 if best == 0 else _NEAR if level == 0 else _WORSE
     return best if costs[level] > enough * costs[best] else level
