@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 
 from shoestring.codec.base import Layout, Payload
 from shoestring.codec.dct import format as stream
-from shoestring.codec.dct.pull import PULLS, pull_chunks
-from shoestring.codec.dct.tables import SLOT
-from shoestring.errors import StreamError
+from shoestring.codec.dct.cpu import pull_entries
 
 
 def entropy_gap(payload: Payload, layout: Layout) -> float | None:
@@ -50,20 +48,10 @@ def entropy(nonzero: NDArray[np.int16], zeros: int) -> float:
 
 def _levels(parsed: stream.Stream) -> Iterator[tuple[int, NDArray[np.int16]]]:
     """Go through the chunks: the tensor, and its codes that are not zero."""
-    counts = np.empty(parsed.geometry.chunks, np.int64)
+    entries, places, counts = pull_entries(parsed, threads=1)
     for tile in parsed.geometry.tiles:
-        size, chunk_size = int(tile[stream.TILE_SIZE]), 1 << int(tile[stream.TILE_CHUNK_LOG2])
-        first = int(tile[stream.TILE_FIRST_CHUNK])
-        begins = np.arange(0, size, chunk_size)
-        numbers = np.arange(first, first + begins.size)
-        chunks = np.stack([numbers, begins, np.minimum(chunk_size, size - begins), begins], axis=1)
-        entries = np.empty(size, np.int64)
-        bad = pull_chunks(
-            chunks, parsed.words, parsed.word_starts, parsed.chunks, SLOT, PULLS, entries, counts
-        )
-        if bad >= 0:
-            raise StreamError(f"chunk {bad} is damaged", hint=stream.HINT)
-        for begin, count in zip(begins.tolist(), counts[numbers].tolist(), strict=True):
-            levels = entries[begin : begin + count] & 0xFFFF
+        first, size = int(tile[stream.TILE_FIRST_CHUNK]), int(tile[stream.TILE_SIZE])
+        for chunk in range(first, first - (-size >> int(tile[stream.TILE_CHUNK_LOG2]))):
+            levels = entries[places[chunk] : places[chunk] + counts[chunk]] & 0xFFFF
             signed = np.where(levels & 1, -1 - (levels >> 1), 1 + (levels >> 1))
             yield int(tile[stream.TILE_TENSOR]), signed.astype(np.int16)

@@ -41,6 +41,13 @@ class Layout:
         """Build a layout from any nested iterable, e.g. `p.shape for p in parameters`."""
         return cls(tuple(tuple(int(side) for side in shape) for shape in shapes))
 
+    def __hash__(self) -> int:
+        return self._hash  # looked up for every payload, in several tables
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.shapes)
+
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         return tuple(math.prod(shape) for shape in self.shapes)

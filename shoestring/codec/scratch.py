@@ -1,37 +1,43 @@
 """Threads for kernels, and memory that a thread keeps so that kernels never wait for fresh pages."""
 
+import math
+import os
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any, TypeVar
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 Made = TypeVar("Made")
-Part = TypeVar("Part")
 
 _own = threading.local()
 
 
+_LINES = 128  # bytes: what processors fetch together
+
+
+def apart(shape: int | tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Return zeros that share no cache line with anything else: what one thread writes slows no other."""
+    size = math.prod(shape) if isinstance(shape, tuple) else shape
+    pad = _LINES // np.dtype(dtype).itemsize
+    padded: NDArray[Any] = np.zeros(size + 2 * pad, dtype)
+    return padded[pad : pad + size].reshape(shape)
+
+
 def room(name: str, size: int, dtype: Any) -> NDArray[Any]:
     """Return this thread's array of that name, at least `size` long, contents undefined."""
-    return _array(name, size, dtype, np.empty)
+    array: NDArray[Any] | None = getattr(_own, name, None)
+    if array is None or array.size < size:
+        array = apart(size, dtype)
+        setattr(_own, name, array)
+    return array
 
 
 def clean_room(name: str, size: int, dtype: Any) -> NDArray[Any]:
     """Return this thread's array of that name; whoever uses it leaves it all zero."""
-    return _array(name, size, dtype, np.zeros)
-
-
-def _array(name: str, size: int, dtype: Any, make: Callable[[int, Any], NDArray[Any]]) -> NDArray[Any]:
-    array: NDArray[Any] | None = getattr(_own, name, None)
-    if array is None or array.size < size:
-        array = make(size, dtype)
-        setattr(_own, name, array)
-    return array
+    return room(name, size, dtype)
 
 
 def owned(name: str, make: Callable[[], Made]) -> Made:
@@ -43,50 +49,88 @@ def owned(name: str, make: Callable[[], Made]) -> Made:
     return made
 
 
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="shoestring-codec")
+class _Call(Generic[Made]):
+    """One call of `work` that a helper may make, unless it comes too late."""
+
+    def __init__(self, work: Callable[[], Made]) -> None:
+        self._work = work
+        self._claim, self._over = threading.Lock(), threading.Lock()
+        self._over.acquire()
+        self._made: Made | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Make the call, on a helper's thread."""
+        if not self._claim.acquire(blocking=False):
+            return
+        try:
+            self._made = self._work()
+        except BaseException as error:  # raised again where the result is asked for
+            self._error = error
+        self._over.release()
+
+    def result(self) -> list[Made]:
+        """Wait for a call that has begun; one that has not is never made and has no result."""
+        if self._claim.acquire(blocking=False):
+            return []
+        self._over.acquire()
+        if self._error is not None:
+            raise self._error
+        return [cast(Made, self._made)]
 
 
-def run_parts(threads: int, function: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
-    """Call `function` with each part, on several threads if allowed. The calling thread is one.
+class _Crew:
+    """Helpers that wait for calls. An executor would do, but takes longer than a small part to code."""
 
-    It begins at once and takes whatever parts the others have not begun, so it waits for no
-    thread that is busy elsewhere.
-    """
-    if threads == 1 or len(parts) <= 1:
-        return [function(part) for part in parts]
-    results: dict[int, Made] = {}
-    waiting = deque(enumerate(parts))
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[_Call[Any]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._size = 0
 
-    def work() -> None:
+    def grow(self, size: int) -> None:
+        """Have at least so many helpers."""
+        with self._lock:
+            while self._size < size:
+                self._size += 1
+                name = f"shoestring-codec-{self._size}"
+                threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def call(self, work: Callable[[], Made]) -> _Call[Made]:
+        call = _Call(work)
+        self._calls.put(call)
+        return call
+
+    def _serve(self) -> None:
         while True:
-            try:
-                index, part = waiting.popleft()
-            except IndexError:
-                return
-            results[index] = function(part)
-
-    helpers = [_pool(threads).submit(work) for _ in range(min(threads, len(parts)) - 1)]
-    try:
-        work()
-    finally:
-        for helper in helpers:
-            if not helper.cancel():
-                helper.result()
-    return [results[index] for index in range(len(parts))]
+            self._calls.get().run()
 
 
-def balance(weights: Sequence[float], parts: int) -> list[list[int]]:
-    """Deal out numbered pieces of work, so that all parts weigh about the same; the heaviest is first.
+_crew = _Crew()
 
-    It goes to the calling thread, which need not be woken.
+
+def _start_anew() -> None:
+    """Forget helpers that a forked process does not have."""
+    global _crew
+    _crew = _Crew()
+
+
+os.register_at_fork(after_in_child=_start_anew)
+
+
+def run_on(threads: int, work: Callable[[], Made]) -> list[Made]:
+    """Call `work` on up to so many threads at once and return what each call gave.
+
+    The calling thread begins right away, and the calls share the work out among themselves
+    (`dct/turns.py`): a thread that has not begun by the time all is done is not waited for.
     """
-    loads = [0.0] * parts
-    dealt: list[list[int]] = [[] for _ in range(parts)]
-    for piece in sorted(range(len(weights)), key=lambda k: -weights[k]):
-        lightest = loads.index(min(loads))
-        loads[lightest] += weights[piece]
-        dealt[lightest].append(piece)
-    heaviest_first = sorted(range(parts), key=lambda part: -loads[part])
-    return [sorted(dealt[part]) for part in heaviest_first if dealt[part]]
+    if threads == 1:
+        return [work()]
+    _crew.grow(threads - 1)
+    calls = [_crew.call(work) for _ in range(threads - 1)]
+    results = []
+    try:
+        results.append(work())
+    finally:
+        for call in calls:
+            results += call.result()
+    return results

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from shoestring.codec.base import Vector
 from shoestring.codec.dct import pull
+from shoestring.codec.dct.choice import Chunking
 from shoestring.codec.dct.entropy import (
+    BEGIN,
     CHUNK_COLUMNS,
     END,
     FIRST,
@@ -23,7 +25,6 @@ from shoestring.codec.dct.entropy import (
     PUSHES,
     SPARE_WORDS,
     TAIL,
-    TILE,
     choose_tables,
     pack_pairs,
     push_chunks,
@@ -32,7 +33,9 @@ from shoestring.codec.dct.entropy import (
 from shoestring.codec.dct.format import (
     CHUNK,
     HINT,
+    MAX_CHUNK_LOG2,
     MAX_NONZERO,
+    MAX_WORDS,
     STATE_WORDS,
     TILE_BLOCKS,
     TILE_CHUNK_LOG2,
@@ -44,19 +47,19 @@ from shoestring.codec.dct.format import (
     Geometry,
     Stream,
 )
-from shoestring.codec.dct.jit import Kernel, decode_jit, encode_jit, specialise
+from shoestring.codec.dct.jit import Kernel, copy, decode_jit, encode_jit, making_jit, specialise
 from shoestring.codec.dct.lanes import inverse_8
 from shoestring.codec.dct.lists import FEW, group_room, list_order, lister
 from shoestring.codec.dct.measure import costs, scan
-from shoestring.codec.dct.plan import CHUNK_BITS
 from shoestring.codec.dct.sampling import lanes_of
-from shoestring.codec.dct.steps import Steps
+from shoestring.codec.dct.steps import INVERSE, MAGIC, MANTISSA, SCALE, THRESHOLD, Steps
 from shoestring.codec.dct.tables import SLOT, SYMBOLS, TABLES
-from shoestring.codec.dct.transform import inverse_block, inverse_group, to_value
-from shoestring.codec.scratch import balance, clean_room, owned, room, run_parts
+from shoestring.codec.dct.transform import group_shape, inverse_block, inverse_group, to_value
+from shoestring.codec.dct.turns import new_turns, take_turn, take_turns
+from shoestring.codec.scratch import apart, clean_room, owned, room, run_on
 from shoestring.errors import StreamError
 
-__all__ = ["costs", "decode", "encode", "scan"]
+__all__ = ["CHUNKING", "costs", "decode", "encode", "scan"]
 
 _NOTHING = np.empty(0, np.float32)
 # Rows that are a power of two apart would share one cache set.
@@ -64,6 +67,7 @@ PADDING = 17
 # Pairs are pushed when there are so many: few enough to be still in a near cache.
 PAIRS_AT_ONCE = 1 << 15
 _WORTH_A_THREAD = 300_000  # nanoseconds of work: to wake a thread takes some 50,000
+CHUNKING = Chunking(bits=8192, most_log2=MAX_CHUNK_LOG2)
 
 # Stand for a block size, its area, the blocks of a group, the list of each frequency and
 # kernels for it (`specialise`).
@@ -73,27 +77,31 @@ make_lists = inverse = inverse_few = scatter = scatter_planar = add_few = add_ma
 
 
 @decode_jit
-def _flush(pairs, chunks, infos, words, out, written, word_counts, headers):
-    """Push all chunks that wait and write them; return how many words are written by then."""
+def _flush(pairs, chunks, infos, words, out, written, places, headers):
+    """Push all chunks that wait and write them behind what all threads have written so far."""
     push_chunks(pairs, chunks, infos, words)
     for c in range(chunks.shape[0]):
-        count, headers[chunks[c, NUMBER]] = write_chunk(chunks[c], words, out[written:])
-        word_counts[chunks[c, TILE]] += count
-        written += count
-    return written
+        number = chunks[c, NUMBER]
+        at = take_turns(written, chunks[c, END] - chunks[c, BEGIN] + STATE_WORDS)
+        places[number], headers[number] = at, write_chunk(chunks[c], words, out[at:])
 
 
-def _encode_tiles(values, tiles, steps, lists, group, coder, out, word_counts, headers, keep, kept):
-    """Encode these tiles one after the other; return -1, or the tensor whose chunks are too large."""
-    inverse_steps, thresholds, magics, mantissas, scales = steps
+def _encode_tiles(
+    values, tiles, turns, steps, lists, group, coder, out, written, places, headers, keep, kept
+):
+    """Take tiles and encode them; return -1, or the tensor whose chunks are too large."""
     entries, counts, planar = lists
     pairs, chunks, infos, words, histograms, costs = coder
     halves = pairs.view(np.uint16)
-    written = waiting = count = 0
-    for k in range(tiles.shape[0]):
+    waiting = count = 0
+    while True:
+        k = take_turn(turns)
+        if k >= tiles.shape[0]:
+            break
         start, blocks, size = tiles[k, TILE_START], tiles[k, TILE_BLOCKS], tiles[k, TILE_SIZE]
-        i = tiles[k, TILE_TENSOR]
-        step = (inverse_steps[i], thresholds[i], magics[i], mantissas[i], scales[i])
+        own_step = steps[tiles[k, TILE_TENSOR]]
+        mantissa, scale = np.int32(own_step[MANTISSA]), own_step[SCALE]
+        step = (own_step[INVERSE], own_step[THRESHOLD], own_step[MAGIC], mantissa, scale)
         stride = blocks + PADDING
         target = kept[start : start + size] if keep else kept
         make_lists(values[start : start + size], blocks, step, stride, entries, counts, group, keep, target)
@@ -113,10 +121,10 @@ def _encode_tiles(values, tiles, steps, lists, group, coder, out, word_counts, h
             own = planar[at : at + np.searchsorted(planar[at:total], end << 16)]
             at += own.size
             if own.size > MAX_NONZERO:
-                return i
+                return tiles[k, TILE_TENSOR]
             if own.size:
                 chunk = chunks[waiting]
-                chunk[NUMBER], chunk[TILE], chunk[FIRST], chunk[PAIRS] = number, k, count, own.size
+                chunk[NUMBER], chunk[FIRST], chunk[PAIRS] = number, count, own.size
                 chunk[TAIL] = end - 1 - (own[-1] >> 16)
                 waiting += 1
                 count += own.size
@@ -125,10 +133,11 @@ def _encode_tiles(values, tiles, steps, lists, group, coder, out, word_counts, h
                 pack_pairs(own, begin, packed)
                 choose_tables(chunk, packed, histograms, costs)
             number += 1
-        if count >= PAIRS_AT_ONCE or k == tiles.shape[0] - 1:
-            written = _flush(halves, chunks[:waiting], infos, words, out, written, word_counts, headers)
+        if count >= PAIRS_AT_ONCE:
+            _flush(halves, chunks[:waiting], infos, words, out, written, places, headers)
             waiting = count = 0
-    return -1
+    _flush(halves, chunks[:waiting], infos, words, out, written, places, headers)
+    return np.int64(-1)
 
 
 @cache
@@ -165,7 +174,7 @@ def _scatter(entries, blocks, codes, rows):
 
 def _add_few(out, blocks, codes, rows, mantissa, scale, weight, s, values):
     """Invert the blocks that hold codes one by one."""
-    y = s.reshape(area * width)[:area]
+    y = s.reshape(s.size)[:area]
     for b in range(blocks):
         if rows[b]:
             block = codes[b * area : (b + 1) * area]
@@ -223,19 +232,22 @@ def _add_many(out, blocks, codes, rows, mantissa, scale, weight, s, values):
                     target[f] += values[f, b]
 
 
-def _add_tiles(out, tiles, starts, entries, counts, codes, rows, mantissas, scales, weight, s, values):
-    """Add the decoded tiles; `codes` and `rows` are zero before and after each."""
-    for k in range(tiles.shape[0]):
+def _add_tiles(out, tiles, turns, entries, places, counts, codes, rows, steps, weight, s, values):
+    """Take decoded tiles and add them; `codes` and `rows` are zero before and after each."""
+    while True:
+        k = take_turn(turns)
+        if k >= tiles.shape[0]:
+            return
         start, size, blocks = tiles[k, TILE_START], tiles[k, TILE_SIZE], tiles[k, TILE_BLOCKS]
         first, chunk_log2 = tiles[k, TILE_FIRST_CHUNK], tiles[k, TILE_CHUNK_LOG2]
-        mantissa, scale = mantissas[tiles[k, TILE_TENSOR]], scales[tiles[k, TILE_TENSOR]]
+        own_step = steps[tiles[k, TILE_TENSOR]]
+        mantissa, scale = np.int32(own_step[MANTISSA]), own_step[SCALE]
         target = out[start : start + size]
         own_counts = counts[first : first + ((size - 1) >> chunk_log2) + 1]
         plain = blocks * area if n > 1 else 0
         many = n != 8 and own_counts.sum() * FEW >= size
         for c in range(own_counts.size):
-            at = starts[k] + (c << chunk_log2)
-            own = entries[at : at + own_counts[c]]
+            own = entries[places[first + c] : places[first + c] + own_counts[c]]
             cut = own.size
             if cut and own[-1] >> 16 >= plain:
                 cut = np.searchsorted(own, plain << 16)
@@ -266,84 +278,106 @@ def _adder(n: int) -> Kernel:
     return specialise(decode_jit, _add_tiles, n, add_few=few, add_many=many, **scatters, **constants)
 
 
-@decode_jit
-def _decode_tiles(tiles, starts, words, word_starts, headers, slots, infos, entries, counts):
-    """Decode the chunks of these tiles, each to where its codes would be; return -1 or a bad one."""
-    total = 0
-    for k in range(tiles.shape[0]):
-        total += ((tiles[k, TILE_SIZE] - 1) >> tiles[k, TILE_CHUNK_LOG2]) + 1
-    chunks = np.empty((total, 4), np.int64)
+@making_jit
+def _gather_words(out, places, headers, total):
+    """Return the words of all chunks in order."""
+    words = np.empty(total, np.uint16)
     at = 0
-    for k in range(tiles.shape[0]):
-        size, chunk_size = tiles[k, TILE_SIZE], np.int64(1) << tiles[k, TILE_CHUNK_LOG2]
-        number = tiles[k, TILE_FIRST_CHUNK]
-        for begin in range(0, size, chunk_size):
-            chunks[at, pull.NUMBER], chunks[at, pull.BEGIN] = number, begin
-            chunks[at, pull.SIZE], chunks[at, pull.OUT] = min(chunk_size, size - begin), starts[k] + begin
-            number += 1
-            at += 1
-    return pull.pull_chunks(chunks, words, word_starts, headers, slots, infos, entries, counts)
+    for c in range(places.size):
+        count = np.int64(headers[c] & MAX_WORDS)
+        copy(out, places[c], words, at, count)
+        at += count
+    return words
+
+
+@making_jit
+def _place_entries(chunks, word_starts):
+    """Say where the entries of each chunk go, and how many there may be in all.
+
+    A code takes its sign from the level state, a bit at least, and pulling a symbol never makes
+    a state larger. So four words for the first states, of which the level state can spare 16
+    bits, and 16 bits for each further word are more than enough. There is no more room than that:
+    entries that lie far and equally far apart would compete for the same cache lines.
+    """
+    places = np.empty(chunks.shape[0], np.int64)
+    total = 0
+    for c in range(places.size):
+        places[c] = total
+        total += min(chunks[c, pull.SIZE], 16 * (word_starts[c + 1] - word_starts[c]))
+    return places, total
 
 
 def _inverse_room(n: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return this thread's memory for codes and values of a group; of a block, if n is 8."""
-    shape = (n * n, lanes_of(n))
+    shape = group_shape(n)
     values = (64,) if n == 8 else shape
-    return owned(f"inverse_{n}", lambda: (np.zeros(shape, np.int32), np.zeros(values, np.float32)))
+    return owned(f"inverse_{n}", lambda: (apart(shape, np.int32), apart(values, np.float32)))
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Tiles of one block size that a thread codes, and how much memory that takes."""
+class _Tiles:
+    """All tiles of one block size, the heaviest first, and what memory they take."""
 
     n: int
-    numbers: NDArray[np.int64]
     tiles: NDArray[np.int64]
-    starts: NDArray[np.int64]  # of each tile, if all tiles lay end to end
     most: int  # values of a tile
     blocks: int  # of a tile
-    total: int  # values
     chunks: int
 
 
-@lru_cache(maxsize=256)
-def _deal(geometry: Geometry, threads: int, decoding: bool = False) -> list[list[_Part]]:
-    """Say which thread codes which tiles; fewer threads than allowed where they would not pay."""
+@dataclass(frozen=True)
+class _Work:
+    """What there is to do for a geometry, and how many threads it is worth at the most."""
+
+    tiles: tuple[_Tiles, ...]
+    chunks: NDArray[np.int64]  # as `pull_chunks` takes them
+    words: int  # at the most
+    encoders: int
+    decoders: int
+
+
+@lru_cache(maxsize=1024)  # a large model has hundreds of parts
+def _work(geometry: Geometry) -> _Work:
     tiles = geometry.tiles
+    sizes, sides, logs = tiles[:, TILE_SIZE], tiles[:, TILE_SIDE], tiles[:, TILE_CHUNK_LOG2]
     # About how many nanoseconds a value takes, and a bit; chunks have about as many bits each.
-    value = np.where(tiles[:, TILE_SIDE] == 1, 0.1, np.where(tiles[:, TILE_SIDE] == 8, 0.3, 1.0))
-    bits = CHUNK_BITS / (1 << tiles[:, TILE_CHUNK_LOG2])
-    weights = tiles[:, TILE_SIZE] * (value + 2 * bits)
-    if decoding:
-        weights = tiles[:, TILE_SIZE] * (value * (tiles[:, TILE_SIDE] > 1) + 1.5 * bits)
-    threads = min(threads, 1 + int(weights.sum() / _WORTH_A_THREAD))
-    chunks = -(-tiles[:, TILE_SIZE] >> tiles[:, TILE_CHUNK_LOG2])
-    starts = np.cumsum(tiles[:, TILE_SIZE]) - tiles[:, TILE_SIZE]
-    parts = []
-    for dealt in balance(weights.tolist(), threads):
-        part = []
-        for n in np.unique(tiles[dealt, TILE_SIDE]).tolist():
-            own = np.array([k for k in dealt if tiles[k, TILE_SIDE] == n])
-            sizes, blocks = tiles[own, TILE_SIZE], tiles[own, TILE_BLOCKS]
-            most, total = int(sizes.max()), int(sizes.sum())
-            part.append(
-                _Part(n, own, tiles[own], starts[own], most, int(blocks.max()), total, int(chunks[own].sum()))
-            )
-        parts.append(part)
-    return parts
+    value = np.where(sides == 1, 0.1, np.where(sides == 8, 0.3, 1.0))
+    bits = CHUNKING.bits / (1 << logs)
+    weights = sizes * (value + 2 * bits)
+    heaviest_first = np.argsort(-weights, kind="stable")
+    counts = -(-sizes >> logs)
+    by_size = []
+    for n in np.unique(sides).tolist():
+        own = heaviest_first[sides[heaviest_first] == n]
+        most, blocks = int(sizes[own].max()), int(tiles[own, TILE_BLOCKS].max())
+        by_size.append(_Tiles(n, tiles[own], most, blocks, int(counts[own].sum())))
+
+    owner = np.repeat(np.arange(len(tiles)), counts)
+    begins = (np.arange(geometry.chunks) - tiles[owner, TILE_FIRST_CHUNK]) << logs[owner]
+    chunk_sizes = np.minimum(1 << logs[owner], sizes[owner] - begins)
+    return _Work(
+        tiles=tuple(by_size),
+        chunks=np.stack([begins, chunk_sizes], axis=1),
+        words=int((PAIR_WORDS * sizes + (STATE_WORDS + PAIR_WORDS) * counts).sum()),
+        encoders=1 + int(weights.sum() / _WORTH_A_THREAD),
+        decoders=1 + int((sizes * (value * (sides > 1) + 1.5 * bits)).sum() / _WORTH_A_THREAD),
+    )
 
 
 def encode(
     values: Vector, geometry: Geometry, steps: Steps, kept: Vector | None, threads: int
-) -> tuple[NDArray[np.uint32], list[NDArray[np.uint16]], int]:
-    """Return the chunk headers, the words of every tile in order, and -1.
+) -> tuple[NDArray[np.uint32], NDArray[np.uint16], int]:
+    """Return the chunk headers, all words, and -1.
 
     Instead of -1: a tensor one of whose chunks has more codes than a header can count.
     """
+    work = _work(geometry)
     headers = np.zeros(geometry.chunks, CHUNK)
-    words: list[NDArray[np.uint16]] = [np.empty(0, np.uint16)] * len(geometry.tiles)
+    places = np.zeros(geometry.chunks, np.int64)
+    out, written = room("out", work.words, np.uint16), new_turns()
+    turns = [new_turns() for _ in work.tiles]
 
-    def encode_part(part: _Part) -> int:
+    def encode_some(part: _Tiles, turns: NDArray[np.int64]) -> int:
         n, chunks = part.n, part.chunks
         lists = (
             room("entries", part.most + (PADDING + 1) * (n * n + 1), np.int64),
@@ -359,56 +393,59 @@ def encode(
             room("histograms", 4 * SYMBOLS, np.int32).reshape(4, SYMBOLS),
             room("costs", TABLES, np.int32),
         )
-        out = room("out", PAIR_WORDS * part.total + (STATE_WORDS + PAIR_WORDS) * chunks, np.uint16)
-        counts = np.zeros(len(part.tiles), np.int64)
         too_large: int = _encoder(n)(
-            values, part.tiles, steps.arrays, lists, group_room(n), coder, out, counts, headers,
+            values, part.tiles, turns, steps, lists, group_room(n), coder, out, written, places, headers,
             kept is not None, _NOTHING if kept is None else kept,
         )  # fmt: skip
-        if too_large >= 0:
-            return too_large
-        ends = np.cumsum(counts)
-        written = out[: ends[-1]].copy()  # the next part overwrites `out`
-        for number, end, count in zip(part.numbers.tolist(), ends.tolist(), counts.tolist(), strict=True):
-            words[number] = written[end - count : end]
-        return -1
+        return too_large
 
-    def encode_parts(parts: list[_Part]) -> int:
-        return max(encode_part(part) for part in parts)
+    def encode_on_thread() -> int:
+        return max(map(encode_some, work.tiles, turns), default=-1)
 
-    too_large = max(run_parts(threads, encode_parts, _deal(geometry, threads)), default=-1)
-    return headers, words, too_large
+    too_large = max(run_on(min(threads, work.encoders), encode_on_thread))
+    return headers, _gather_words(out, places, headers, written[0]), too_large
+
+
+def pull_entries(stream: Stream, threads: int) -> tuple[NDArray[np.int64], ...]:
+    """Decode all chunks: return entries, where those of each chunk begin, and how many it has.
+
+    The entries lie in this thread's memory, until its next call.
+    """
+    work = _work(stream.geometry)
+    places, most = _place_entries(work.chunks, stream.word_starts)
+    entries = room("entries", most, np.int64)
+    counts, turns = np.empty(stream.geometry.chunks, np.int64), new_turns()
+
+    def pull_some() -> int:
+        bad: int = pull.pull_chunks(
+            work.chunks, turns, stream.words, stream.word_starts, stream.chunks, SLOT, pull.PULLS,
+            room("lanes", 2 * pull.LANE, np.uint64).reshape(2, pull.LANE), entries, places, counts,
+        )  # fmt: skip
+        return bad
+
+    bad = max(run_on(min(threads, work.decoders), pull_some))
+    if bad >= 0:
+        raise StreamError(f"chunk {bad} is damaged", hint=HINT)
+    return entries, places, counts
 
 
 def decode(stream: Stream, steps: Steps, out: Vector, weight: np.float32, threads: int) -> None:
     """Add the decoded tiles times `weight` onto `out`; touch it only if all of them are valid."""
-    geometry = stream.geometry
-    entries = room("entries", int(geometry.tiles[:, TILE_SIZE].sum()), np.int64)
-    counts = np.empty(geometry.chunks, np.int64)
+    entries, places, counts = pull_entries(stream, threads)
+    work = _work(stream.geometry)
+    turns = [new_turns() for _ in work.tiles]
 
-    def decode_parts(parts: list[_Part]) -> int:
-        bad: int = -1
-        for part in parts:
-            found = _decode_tiles(
-                part.tiles, part.starts, stream.words, stream.word_starts, stream.chunks,
-                SLOT, pull.PULLS, entries, counts,
-            )  # fmt: skip
-            bad = max(bad, found)
-        return bad
+    def add_some(part: _Tiles, turns: NDArray[np.int64]) -> None:
+        n = part.n
+        _adder(n)(
+            out, part.tiles, turns, entries, places, counts,
+            clean_room("codes", part.most + PADDING * n * n if n > 1 else 1, np.int16),
+            clean_room("rows", part.blocks if n > 1 else 1, np.uint64),
+            steps, weight, *_inverse_room(n),
+        )  # fmt: skip
 
-    def add_parts(parts: list[_Part]) -> None:
-        _, _, _, mantissas, scales = steps.arrays
-        for part in parts:
-            n = part.n
-            _adder(n)(
-                out, part.tiles, part.starts, entries, counts,
-                clean_room("codes", part.most + PADDING * n * n if n > 1 else 1, np.int16),
-                clean_room("rows", part.blocks if n > 1 else 1, np.uint64),
-                mantissas, scales, weight, *_inverse_room(n),
-            )  # fmt: skip
+    def add_on_thread() -> None:
+        for part, turn in zip(work.tiles, turns, strict=True):
+            add_some(part, turn)
 
-    dealt = _deal(geometry, threads, decoding=True)
-    bad = max(run_parts(threads, decode_parts, dealt), default=-1)
-    if bad >= 0:
-        raise StreamError(f"chunk {bad} is damaged", hint=HINT)
-    run_parts(threads, add_parts, dealt)
+    run_on(min(threads, work.decoders), add_on_thread)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.dct.format import STATE_WORDS
-from shoestring.codec.dct.jit import decode_jit
+from shoestring.codec.dct.jit import copy, decode_jit
 from shoestring.codec.dct.lanes import leading_zeros
 from shoestring.codec.dct.tables import COST, CUM, EXTRA, FREQ, PROBABILITY_BITS, SYMBOLS, TABLES
 
@@ -51,11 +51,10 @@ _ZERO, _ONE, _SIXTEEN, _THIRTY_TWO, _SIXTY_TWO = (np.uint64(k) for k in (0, 1, 1
 # where that symbol is in a row of PUSHES, and the same of the level, with its sign.
 _GAP_REST, _GAP_SYMBOL, _LEVEL_REST, _LEVEL_SYMBOL, PAIR = range(5)
 
-# Columns of a chunk that waits to be pushed: its number and tile, its first pair, how many,
-# the zeros after them, both tables and where its words end; then what came of it: where they
-# begin, and both states.
-NUMBER, TILE, FIRST, PAIRS, TAIL, GAP_TABLE, LEVEL_TABLE, END, BEGIN, GAP_STATE, LEVEL_STATE = range(11)
-CHUNK_COLUMNS = 11
+# Columns of a chunk that waits to be pushed: its number, its first pair, how many, the zeros after
+# them, both tables and where its words end; then what came of it: where they begin, and both states.
+NUMBER, FIRST, PAIRS, TAIL, GAP_TABLE, LEVEL_TABLE, END, BEGIN, GAP_STATE, LEVEL_STATE = range(10)
+CHUNK_COLUMNS = 10
 # A pair takes at most 4 words; a tail and a store beside the words (see `_push`) take 4 more.
 PAIR_WORDS, SPARE_WORDS = 4, 4
 
@@ -228,11 +227,11 @@ def push_chunks(pairs, chunks, infos, words):
 
 @decode_jit
 def write_chunk(chunk, words, out):
-    """Write a pushed chunk to `out`; return (words, header)."""
+    """Write a pushed chunk to `out`; return its header."""
     for k, state in enumerate((chunk[GAP_STATE], chunk[LEVEL_STATE])):
         out[2 * k] = np.uint16(state & 0xFFFF)
         out[2 * k + 1] = np.uint16(state >> 16)
     count = chunk[END] - chunk[BEGIN]
-    out[STATE_WORDS : STATE_WORDS + count] = words[chunk[BEGIN] : chunk[END]]
+    copy(words, chunk[BEGIN], out, STATE_WORDS, count)
     count += STATE_WORDS
-    return count, np.uint32(count | chunk[GAP_TABLE] << 18 | chunk[LEVEL_TABLE] << 25)
+    return np.uint32(count | chunk[GAP_TABLE] << 18 | chunk[LEVEL_TABLE] << 25)

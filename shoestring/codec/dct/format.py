@@ -5,12 +5,8 @@ can be checked without decoding symbols and hands out arrays of fixed types; a
 backend never looks at a length that it has not been through.
 """
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, groupby
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,13 +62,27 @@ def block_of_kind(kind: int) -> int:
 TILE_START, TILE_BLOCKS, TILE_SIZE, TILE_SIDE, TILE_CHUNK_LOG2, TILE_FIRST_CHUNK, TILE_TENSOR = range(7)
 
 
+@dataclass(frozen=True)
+class FloatTensors:
+    """The tensors that are sent as floats: HALF or FULL."""
+
+    tensors: NDArray[np.int64]
+    starts: NDArray[np.int64]  # among the values of the bucket
+    sizes: NDArray[np.int64]
+    is_half: NDArray[np.bool_]
+    values: int
+    words: int  # of 16 bits, in the stream
+
+
 @dataclass(frozen=True, eq=False)
 class Geometry:
     """Where the parts of a stream with given tensor headers lie. Equal only to itself."""
 
     tiles: NDArray[np.int64]  # [tiles, 7]
     chunks: int
-    raw: tuple[tuple[int, int], ...]  # (tensor, byte offset) of each HALF or FULL tensor
+    floats: FloatTensors
+    zero_starts: NDArray[np.int64]  # of the tensors that are not sent at all
+    zero_sizes: NDArray[np.int64]
     chunks_at: int  # byte offset of the chunk headers
     words_at: int  # byte offset of the words
 
@@ -98,11 +108,10 @@ def lay_out(layout: Layout, headers: NDArray[np.void]) -> Geometry:
     return _lay_out(layout, headers["kind"].tobytes(), headers["chunk_log2"].tobytes())
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)  # a large model has hundreds of parts
 def _lay_out(layout: Layout, kinds: bytes, chunk_logs: bytes) -> Geometry:
     rows: list[tuple[int, ...]] = []
-    raw: list[tuple[int, int]] = []
-    chunks, raw_bytes = 0, 0
+    chunks = 0
     for index, size in enumerate(layout.sizes):
         kind, chunk_log2 = kinds[index], chunk_logs[index]
         if kind >= FIRST_BLOCK_KIND:
@@ -110,17 +119,31 @@ def _lay_out(layout: Layout, kinds: bytes, chunk_logs: bytes) -> Geometry:
             for start, blocks, values in cut(size, n):
                 rows.append((layout.offsets[index] + start, blocks, values, n, chunk_log2, chunks, index))
                 chunks += -(-values // (1 << chunk_log2))
-        elif kind != ZERO:
-            raw.append((index, raw_bytes))
-            raw_bytes += size * (2 if kind == HALF else 4)
+    floats = _find_floats(layout, kinds)
+    zero = [index for index, kind in enumerate(kinds) if kind == ZERO]
     chunks_at = PREFIX.itemsize + TENSOR.itemsize * len(layout.sizes)
-    raw_at = chunks_at + CHUNK.itemsize * chunks
     return Geometry(
         tiles=np.array(rows, np.int64).reshape(-1, 7),
         chunks=chunks,
-        raw=tuple((index, raw_at + at) for index, at in raw),
+        floats=floats,
+        zero_starts=np.array([layout.offsets[index] for index in zero], np.int64),
+        zero_sizes=np.array([layout.sizes[index] for index in zero], np.int64),
         chunks_at=chunks_at,
-        words_at=raw_at + raw_bytes,
+        words_at=chunks_at + CHUNK.itemsize * chunks + 2 * floats.words,
+    )
+
+
+def _find_floats(layout: Layout, kinds: bytes) -> FloatTensors:
+    chosen = [index for index, kind in enumerate(kinds) if kind in (HALF, FULL)]
+    sizes = [layout.sizes[index] for index in chosen]
+    is_half = [kinds[index] == HALF for index in chosen]
+    return FloatTensors(
+        tensors=np.array(chosen, np.int64),
+        starts=np.array([layout.offsets[index] for index in chosen], np.int64),
+        sizes=np.array(sizes, np.int64),
+        is_half=np.array(is_half, np.bool_),
+        values=sum(sizes),
+        words=sum(size if half else 2 * size for size, half in zip(sizes, is_half, strict=True)),
     )
 
 
@@ -190,40 +213,12 @@ def _check_headers(headers: NDArray[np.void]) -> None:
         raise StreamError(f"the header of tensor {int(np.argmin(valid.all(1)))} is out of range", hint=HINT)
 
 
-def raw_values(stream: Stream, layout: Layout) -> list[tuple[int, NDArray[np.float32]]]:
-    """Return (start, values) of the tensors that are sent as plain floats."""
-    tensors: list[tuple[int, NDArray[np.float32]]] = []
-    kinds = stream.headers["kind"].tolist()
-    # Tensors of one kind lie end to end and are read together: there may be many small ones.
-    for kind, run in groupby(stream.geometry.raw, lambda entry: kinds[entry[0]]):
-        entries = list(run)
-        indices = [index for index, _ in entries]
-        sizes = [layout.sizes[index] for index in indices]
-        body = stream.payload[entries[0][1] :]
-        if kind == HALF:
-            scale = np.repeat(np.ldexp(np.float32(1), stream.headers["exponent"][indices]), sizes)
-            with np.errstate(invalid="ignore"):  # a NaN is refused below
-                values = body[: 2 * scale.size].view("<f2").astype(np.float32) * scale
-        else:
-            values = body[: 4 * sum(sizes)].view("<f4").astype(np.float32)
-        ends = list(accumulate(sizes))
-        if not np.isfinite(values).all():
-            bad = bisect_right(ends, int(np.argmin(np.isfinite(values))))
-            raise StreamError(f"tensor {indices[bad]} holds NaN or infinity", hint=HINT)
-        tensors += [
-            (layout.offsets[index], values[end - size : end])
-            for index, size, end in zip(indices, sizes, ends, strict=True)
-        ]
-    return tensors
-
-
 def join(
     headers: NDArray[np.void],
     chunks: NDArray[np.uint32],
-    raw: Sequence[NDArray[Any]],
-    words: Sequence[NDArray[np.uint16]],
+    floats: NDArray[np.uint16],
+    words: NDArray[np.uint16],
 ) -> Payload:
     """Join the parts of a stream."""
     prefix = np.array([(CODEC_ID, VERSION, len(headers) & 0xFFFF)], PREFIX)
-    parts = [prefix, headers, chunks, *raw, *words]
-    return np.concatenate([part.view(np.uint8) for part in parts])
+    return np.concatenate([part.view(np.uint8) for part in (prefix, headers, chunks, floats, words)])

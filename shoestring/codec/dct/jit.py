@@ -10,6 +10,10 @@ load what it wrote.
 
 `encode_jit` may fuse multiply and add, as encoders are free to round. `decode_jit` may
 not: what a decoder computes is defined to the bit. `sum_jit` may reorder sums too.
+
+Kernels do not count references to arrays. Numba's counters lie wherever there was room, those of
+two threads often in one cache line, and two threads that count slow each other down to the
+speed of one. So a kernel makes no arrays, but for those under `making_jit`, which one thread runs.
 """
 
 import contextlib
@@ -48,8 +52,9 @@ def _find_folder() -> str:
 _FOLDER = _find_folder()
 
 
-def _compile(function: Kernel, fastmath: set[str] | bool) -> Kernel:
-    decorate = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=fastmath)
+def _compile(function: Kernel, fastmath: set[str] | bool, makes_arrays: bool = False) -> Kernel:
+    options: dict[str, Any] = {"_nrt": makes_arrays}
+    decorate = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=fastmath, **options)
     with _lock:  # Numba reads the folder from its configuration while it decorates
         before, _config.CACHE_DIR = _config.CACHE_DIR, _FOLDER
         try:
@@ -115,3 +120,14 @@ def decode_jit(function: Kernel) -> Kernel:
 
 def sum_jit(function: Kernel) -> Kernel:
     return _compile(function, {"contract", "reassoc"})
+
+
+def making_jit(function: Kernel) -> Kernel:
+    return _compile(function, False, makes_arrays=True)
+
+
+@decode_jit
+def copy(source, first, target, start, count):
+    """Copy a run of values: to assign a slice would need memory in between."""
+    for i in range(count):
+        target[start + i] = source[first + i]

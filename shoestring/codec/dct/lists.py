@@ -17,8 +17,8 @@ from shoestring.codec.dct.jit import Kernel, encode_jit, specialise
 from shoestring.codec.dct.lanes import inverse_8, large_64, trailing_zeros, transform_8
 from shoestring.codec.dct.sampling import lanes_of
 from shoestring.codec.dct.steps import ROUNDING
-from shoestring.codec.dct.transform import forward_group, inverse_block, inverse_group, to_value
-from shoestring.codec.scratch import owned
+from shoestring.codec.dct.transform import forward_group, group_shape, inverse_block, inverse_group, to_value
+from shoestring.codec.scratch import apart, owned
 
 # Groups with more codes than one in this many values are handled as a whole.
 FEW = 24
@@ -263,17 +263,17 @@ def group_room(n: int) -> tuple[NDArray[Any], ...]:
 
 def _make_group(n: int) -> tuple[NDArray[Any], ...]:
     if n in (1, 8):
-        return np.zeros(64, np.float32), np.zeros(64, np.int16), np.zeros(64, np.float32)
+        return apart(64, np.float32), apart(64, np.int16), apart(64, np.float32)
     area, width = n * n, lanes_of(n)
-    s = np.zeros((area, width), np.float32)
-    flags = np.zeros(area * width, np.uint8)
+    s = apart(group_shape(n), np.float32)
+    flags = apart(area * width, np.uint8)
     return (
         s,
         s.reshape(-1),
         flags,
         flags.view(np.uint64),
-        np.zeros(area * width, np.int16),
-        np.zeros(width, np.uint64),
-        np.empty(area, np.int32),
-        np.zeros((area, width), np.int32),
+        apart(area * width, np.int16),
+        apart(width, np.uint64),
+        apart(area, np.int32),
+        apart(group_shape(n), np.int32),
     )

@@ -6,7 +6,6 @@ at a step and how much error would be left: true costs on true codes, so that a 
 between transforms or steps needs no second encoding.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -15,25 +14,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Layout, Vector
+from shoestring.codec.dct.choice import Floats, Question
 from shoestring.codec.dct.entropy import cheapest_table, extra_bits_of, symbol_of
-from shoestring.codec.dct.jit import Kernel, encode_jit, specialise, sum_jit
+from shoestring.codec.dct.jit import Kernel, copy, decode_jit, encode_jit, specialise, sum_jit
 from shoestring.codec.dct.lists import group_room, list_order, lister
 from shoestring.codec.dct.sampling import lanes_of, sample_shape
 from shoestring.codec.dct.steps import ROUNDING
 from shoestring.codec.dct.tables import COST_ONE_BIT, SYMBOLS, TABLES
-from shoestring.codec.scratch import balance, room, run_parts
-
-Floats = NDArray[np.float64]
+from shoestring.codec.dct.turns import new_turns, take_turn
+from shoestring.codec.scratch import room, run_on
 
 _NON_FINITE = np.int32(0x7F800000)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _SEGMENT = 1 << 16
-_WORTH_A_THREAD = 1 << 17  # sampled values
+# How many values are worth a further thread: to wake one takes as long as some of them.
+_SCANNED, _SAMPLED = 1 << 20, 1 << 17
 
 
 @sum_jit
-def _scan(values, bits, numbers, starts, sizes, energy, top):
-    for k in range(numbers.size):
+def _scan(values, bits, starts, sizes, turns, energy, top):
+    while True:
+        k = take_turn(turns)
+        if k >= starts.size:
+            return
         own = values[starts[k] : starts[k] + sizes[k]]
         own_bits = bits[starts[k] : starts[k] + sizes[k]]
         total = 0.0
@@ -42,45 +45,53 @@ def _scan(values, bits, numbers, starts, sizes, energy, top):
             value = np.float64(own[i])
             total += value * value
             largest = max(largest, own_bits[i] & _MAGNITUDE)
-        energy[numbers[k]] = total
-        top[numbers[k]] = largest
+        energy[k] = total
+        top[k] = largest
 
 
-@lru_cache(maxsize=64)
-def _segments(layout: Layout, threads: int) -> tuple[NDArray[np.int64], list[tuple[NDArray[np.int64], ...]]]:
-    """Cut all tensors that have values into segments.
+@dataclass(frozen=True)
+class _Segments:
+    """A bucket cut into pieces that threads take: the first of each tensor, starts and sizes."""
 
-    Return the first segment of each tensor, and for each thread (numbers, starts, sizes) of its own.
-    """
-    begins: list[int] = []
-    starts: list[int] = []
-    sizes: list[int] = []
+    begins: NDArray[np.int64]  # [tensors + 1]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+@lru_cache(maxsize=1024)  # a large model has hundreds of parts
+def _segments(layout: Layout) -> _Segments:
+    begins, starts, sizes = [0], [], []
     for offset, size in zip(layout.offsets, layout.sizes, strict=False):
-        if size:
-            begins.append(len(starts))
         for first in range(0, size, _SEGMENT):
             starts.append(offset + first)
             sizes.append(min(_SEGMENT, size - first))
-    columns = (np.arange(len(starts)), np.array(starts, np.int64), np.array(sizes, np.int64))
-    parts = [tuple(column[own] for column in columns) for own in balance(sizes, threads)]
-    return np.array(begins, np.int64), parts
+        begins.append(len(starts))
+    return _Segments(*(np.array(column, np.int64) for column in (begins, starts, sizes)))
+
+
+@decode_jit
+def _sum_up(begins, sums, tops, energy, largest):
+    """Write the energy and the largest magnitude of every tensor; return the first with a NaN, or -1."""
+    for t in range(energy.size):
+        top = np.int32(0)
+        for k in range(begins[t], begins[t + 1]):
+            energy[t] += sums[k]
+            top = max(top, tops[k])
+        if top >= _NON_FINITE:
+            return t
+        largest[t] = np.float64(np.int32(top).view(np.float32))
+    return -1
 
 
 def scan(values: Vector, layout: Layout, threads: int) -> tuple[Floats, Floats, int]:
     """Return each tensor's energy and largest magnitude, and the first that is not finite or -1."""
-    energy, largest = np.zeros(len(layout.sizes)), np.zeros(len(layout.sizes), np.int32)
-    if not layout.total:
-        return energy, largest.astype(np.float64), -1
-    begins, parts = _segments(layout, threads)
-    count = sum(numbers.size for numbers, _, _ in parts)
-    sums, tops = np.empty(count), np.empty(count, np.int32)
-    bits = values.view(np.int32)
-    run_parts(threads, lambda part: _scan(values, bits, *part, sums, tops), parts)
-    filled = np.flatnonzero(layout.sizes)
-    energy[filled] = np.add.reduceat(sums, begins)
-    largest[filled] = np.maximum.reduceat(tops, begins)
-    bad = np.flatnonzero(largest >= _NON_FINITE)
-    return energy, largest.view(np.float32).astype(np.float64), int(bad[0]) if bad.size else -1
+    energy, largest = np.zeros(len(layout.sizes)), np.zeros(len(layout.sizes))
+    cut = _segments(layout)
+    sums, tops = np.empty(cut.starts.size), np.empty(cut.starts.size, np.int32)
+    bits, turns = values.view(np.int32), new_turns()
+    threads = min(threads, 1 + layout.total // _SCANNED)
+    run_on(threads, lambda: _scan(values, bits, cut.starts, cut.sizes, turns, sums, tops))
+    return energy, largest, _sum_up(cut.begins, sums, tops, energy, largest)
 
 
 # Stand for a block's area, the list of each frequency and the lister of its size (`specialise`).
@@ -97,14 +108,21 @@ def _energy(x):
     return np.float64(total)
 
 
-def _measure(values, numbers, starts, sizes, shapes, steps, run, entries, counts, group, coder, results):
+def _measure(
+    values, numbers, starts, sizes, shapes, turns, steps, run, entries, counts, group, coder, results
+):
     """Write (bits, squared error in steps), both a value, of each tensor's sample.
 
     A sample is some groups of blocks, a group some runs of blocks from all over the tensor.
     Its codes are taken in planar order, group after group.
     """
     histograms, table_costs = coder
-    for k in range(starts.size):
+    while True:
+        k = take_turn(turns)
+        if k >= starts.size:
+            return
+        if steps[numbers[k]] == 0:
+            continue  # never coded
         x = values[starts[k] : starts[k] + sizes[k]]
         groups, runs, each = shapes[k, 0], shapes[k, 1], shapes[k, 2]
         lanes = runs * each
@@ -112,14 +130,15 @@ def _measure(values, numbers, starts, sizes, shapes, steps, run, entries, counts
         inverse_step = np.float32(1 / steps[numbers[k]])
         threshold = np.float32((1 - ROUNDING) * steps[numbers[k]])
         step = (inverse_step, threshold, np.float32(0), np.int32(0), np.float32(0))
-        histograms[:] = 0
+        for symbol in range(SYMBOLS):
+            histograms[0, symbol] = histograms[1, symbol] = 0
         bits = 0
         error = 0.0
         previous = -1
         for g in range(groups):
             for r in range(runs):
                 first = (g * runs + r) * (x.size // area - each) // apart
-                run[r * each * area : (r + 1) * each * area] = x[first * area : (first + each) * area]
+                copy(x, first * area, run, r * each * area, each * area)
             own = run[: lanes * area]
             error += _energy(own) * np.float64(inverse_step) ** 2
             error -= make_lists(own, lanes, step, lanes, entries, counts, group, False, own)
@@ -136,8 +155,8 @@ def _measure(values, numbers, starts, sizes, shapes, steps, run, entries, counts
         gap_cost = table_costs[cheapest_table(histograms[0], table_costs)]
         level_cost = table_costs[cheapest_table(histograms[1], table_costs)]
         count = groups * lanes * area
-        results[numbers[k], 0] = (bits + np.float64(gap_cost + level_cost) / COST_ONE_BIT) / count
-        results[numbers[k], 1] = max(error, 0.0) / count
+        results[0, numbers[k]] = (bits + np.float64(gap_cost + level_cost) / COST_ONE_BIT) / count
+        results[1, numbers[k]] = max(error, 0.0) / count
 
 
 @cache
@@ -162,7 +181,7 @@ def _room_for(n: int) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples of one block size that a thread measures: their numbers, and where they lie."""
+    """Samples of one block size: their numbers, and where they lie."""
 
     n: int
     numbers: NDArray[np.int64]
@@ -171,37 +190,35 @@ class _Samples:
     shapes: NDArray[np.int64]
 
 
-@lru_cache(maxsize=64)
-def _deal(layout: Layout, wanted: tuple[tuple[int, int], ...], threads: int) -> list[list[_Samples]]:
-    """Say which thread measures which samples."""
+@lru_cache(maxsize=1024)
+def _samples(layout: Layout, question: Question) -> tuple[list[_Samples], int]:
+    """List the samples by block size, the largest first; say how many values they have together."""
+    wanted = question.wanted
     shapes = np.array([sample_shape(layout.sizes[index], n) for index, n in wanted], np.int64).reshape(-1, 3)
-    weights = [float(shape.prod()) * n * n for shape, (_, n) in zip(shapes, wanted, strict=True)]
-    # Samples are small, and waking a thread takes time.
-    threads = min(threads, 1 + int(sum(weights)) // _WORTH_A_THREAD)
-    parts = []
-    for own in balance(weights, threads):
-        part = []
-        for n in sorted({wanted[k][1] for k in own}):
-            chosen = [k for k in own if wanted[k][1] == n and weights[k]]
-            if chosen:
-                starts = np.array([layout.offsets[wanted[k][0]] for k in chosen], np.int64)
-                sizes = np.array([layout.sizes[wanted[k][0]] for k in chosen], np.int64)
-                part.append(_Samples(n, np.array(chosen), starts, sizes, shapes[chosen]))
-        parts.append(part)
-    return parts
+    weights = shapes.prod(axis=1) * np.array([n * n for _, n in wanted], np.int64)
+    largest_first = np.argsort(-weights, kind="stable").tolist()
+    by_size = []
+    for n in sorted({n for _, n in wanted}, reverse=True):
+        chosen = [k for k in largest_first if wanted[k][1] == n and weights[k]]
+        if chosen:
+            starts = np.array([layout.offsets[wanted[k][0]] for k in chosen], np.int64)
+            sizes = np.array([layout.sizes[wanted[k][0]] for k in chosen], np.int64)
+            by_size.append(_Samples(n, np.array(chosen), starts, sizes, shapes[chosen]))
+    return by_size, int(weights.sum())
 
 
-def costs(
-    values: Vector, layout: Layout, wanted: Sequence[tuple[int, int]], steps: Floats, threads: int
-) -> tuple[Floats, Floats]:
-    """Return the bits, and the squared error in steps squared, a value, of each (tensor, n) at its step."""
-    results = np.zeros((len(wanted), 2))
+def costs(values: Vector, layout: Layout, question: Question, steps: Floats, threads: int) -> Floats:
+    """Return [bits, squared error in steps squared], both a value, of each sample at its step."""
+    results = np.zeros((2, len(question.wanted)))
+    by_size, total = _samples(layout, question)
+    turns = [new_turns() for _ in by_size]
 
-    def measure_part(part: list[_Samples]) -> None:
-        for own in part:
+    def measure() -> None:
+        for own, turn in zip(by_size, turns, strict=True):
             _measurer(own.n)(
-                values, own.numbers, own.starts, own.sizes, own.shapes, steps, *_room_for(own.n), results
-            )
+                values, own.numbers, own.starts, own.sizes, own.shapes, turn, steps, *_room_for(own.n),
+                results,
+            )  # fmt: skip
 
-    run_parts(threads, measure_part, _deal(layout, tuple(wanted), threads))
-    return results[:, 0], results[:, 1]
+    run_on(min(threads, 1 + total // _SAMPLED), measure)
+    return results

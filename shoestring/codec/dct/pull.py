@@ -7,10 +7,10 @@ from shoestring.codec.dct.entropy import LOWEST
 from shoestring.codec.dct.format import MAX_LEVEL, STATE_WORDS
 from shoestring.codec.dct.jit import decode_jit
 from shoestring.codec.dct.tables import CUM, EXTRA, FREQ, PROBABILITY_BITS, START, SYMBOLS, TABLES
+from shoestring.codec.dct.turns import take_turn
 
-# Columns of a chunk: its number in the stream, the position of its first code, how many codes
-# it has, and where its entries go. There must be room for as many.
-NUMBER, BEGIN, SIZE, OUT = range(4)
+# Columns of a chunk: the position of its first code in its tile, and how many codes it has.
+BEGIN, SIZE = range(2)
 
 # What a decoder needs of a symbol, [gap or level, TABLES, SYMBOLS * columns]: the number it
 # starts at is doubled for levels, whose lowest bit is the sign.
@@ -31,7 +31,7 @@ PULLS = _pulls()
 # Columns of a lane, which decodes a chunk: its row, its tables, its states, its next word and
 # the first that is not its own, its next position, how many codes it has found, whether one of
 # them cannot be, and whether the lane has a chunk at all.
-_CHUNK, _GAPS, _LEVELS, _GAP, _LEVEL, _AT, _STOP, _POSITION, _COUNT, _BAD, _BUSY, _LANE = range(12)
+_CHUNK, _GAPS, _LEVELS, _GAP, _LEVEL, _AT, _STOP, _POSITION, _COUNT, _BAD, _BUSY, LANE = range(12)
 
 _LOWEST = np.uint64(LOWEST)
 _SLOT_MASK = np.uint64((1 << PROBABILITY_BITS) - 1)
@@ -64,12 +64,12 @@ def _pull(state, slots, infos, words, at, last):
 
 
 @decode_jit
-def _open(lane, chunk, number, words, word_starts, headers):
+def _open(lane, chunk, words, word_starts, headers):
     """Begin a chunk that has words; return whether its first words can be right."""
-    at, stop = word_starts[number], word_starts[number + 1]
+    at, stop = word_starts[chunk], word_starts[chunk + 1]
     if stop - at < STATE_WORDS:
         return False
-    header = np.uint64(headers[number])
+    header = np.uint64(headers[chunk])
     lane[_CHUNK], lane[_GAPS], lane[_LEVELS] = (
         chunk,
         header >> np.uint64(18) & np.uint64(127),
@@ -83,13 +83,13 @@ def _open(lane, chunk, number, words, word_starts, headers):
 
 
 @decode_jit
-def _close(lane, chunk, words, slots, infos, entries):
+def _close(lane, chunk, out, words, slots, infos, entries):
     """Decode what is left of a chunk; return how many codes it has, or -1 if it is damaged."""
     gap_slots, gap_infos = slots[lane[_GAPS]], infos[0, lane[_GAPS]]
     level_slots, level_infos = slots[lane[_LEVELS]], infos[1, lane[_LEVELS]]
     gap_state, level_state, at, last = lane[_GAP], lane[_LEVEL], lane[_AT], lane[_STOP] - _ONE
     position, count, size = lane[_POSITION], lane[_COUNT], np.uint64(chunk[SIZE])
-    begin, out = np.uint64(chunk[BEGIN]), np.uint64(chunk[OUT])
+    begin, out = np.uint64(chunk[BEGIN]), np.uint64(out)
     lane[_BUSY] = 0
     if lane[_BAD]:
         return -1
@@ -99,7 +99,7 @@ def _close(lane, chunk, words, slots, infos, entries):
         if position >= size:
             break
         level, level_state, at = _pull(level_state, level_slots, level_infos, words, at, last)
-        if level >= _TOO_LARGE:
+        if level >= _TOO_LARGE or at > lane[_STOP]:
             return -1
         entries[out + count] = np.int64((begin + position) << _SIXTEEN | level)
         count += _ONE
@@ -110,7 +110,7 @@ def _close(lane, chunk, words, slots, infos, entries):
 
 
 @decode_jit
-def _pull_two(a, b, chunks, words, slots, infos, entries):
+def _pull_two(a, b, chunks, places, words, slots, infos, entries):
     """Go on with both lanes until one nears its end; return a bit for each that does.
 
     While a lane has words left for any code, none of its reads can leave them.
@@ -125,7 +125,7 @@ def _pull_two(a, b, chunks, words, slots, infos, entries):
     a_end = a_begin + np.uint64(chunks[a[_CHUNK], SIZE])
     b_end = b_begin + np.uint64(chunks[b[_CHUNK], SIZE])
     a_position, b_position = a_begin + a[_POSITION], b_begin + b[_POSITION]
-    a_first, b_first = np.uint64(chunks[a[_CHUNK], OUT]), np.uint64(chunks[b[_CHUNK], OUT])
+    a_first, b_first = np.uint64(places[a[_CHUNK]]), np.uint64(places[b[_CHUNK]])
     a_out, b_out = a_first + a[_COUNT], b_first + b[_COUNT]
     a_gap = b_gap = np.uint64(0)
     while a_at <= a_safe and b_at <= b_safe:
@@ -152,33 +152,34 @@ def _pull_two(a, b, chunks, words, slots, infos, entries):
 
 
 @decode_jit
-def pull_chunks(chunks, words, word_starts, headers, slots, infos, entries, counts):
-    """Decode chunks into entries; return -1, or the number of a damaged one.
+def pull_chunks(chunks, turns, words, word_starts, headers, slots, infos, lanes, entries, places, counts):
+    """Take chunks and decode them into entries; return -1, or the number of a damaged one.
 
     An entry is `position << 16 | (magnitude - 1) << 1 | sign`, as in an encoder (`lists.py`).
-    `slots` and `infos` are SLOT and PULLS; `counts` receives, by number, how many entries a chunk has.
+    `slots` and `infos` are SLOT and PULLS; `lanes` is memory, [2, LANE]; `places` says where the
+    entries of each chunk go, with room for as many as it has codes, or its words bits; `counts`
+    receives how many they are.
     """
-    lanes = np.zeros((2, _LANE), np.uint64)
-    waiting = 0
+    for k in range(2):
+        lanes[k, _BUSY] = 0
+    waiting = take_turn(turns)
     while True:
         for k in range(2):
             while not lanes[k, _BUSY] and waiting < chunks.shape[0]:
-                number = chunks[waiting, NUMBER]
-                counts[number] = 0
-                if word_starts[number] < word_starts[number + 1] and not _open(
-                    lanes[k], waiting, number, words, word_starts, headers
+                counts[waiting] = 0
+                if word_starts[waiting] < word_starts[waiting + 1] and not _open(
+                    lanes[k], waiting, words, word_starts, headers
                 ):
-                    return number
-                waiting += 1
+                    return waiting
+                waiting = take_turn(turns)
         ended = 3
         if lanes[0, _BUSY] and lanes[1, _BUSY]:
-            ended = _pull_two(lanes[0], lanes[1], chunks, words, slots, infos, entries)
+            ended = _pull_two(lanes[0], lanes[1], chunks, places, words, slots, infos, entries)
         elif not (lanes[0, _BUSY] or lanes[1, _BUSY]):
             return -1
         for k in range(2):
             if ended >> k & 1 and lanes[k, _BUSY]:
                 chunk = np.int64(lanes[k, _CHUNK])
-                number = chunks[chunk, NUMBER]
-                counts[number] = _close(lanes[k], chunks[chunk], words, slots, infos, entries)
-                if counts[number] < 0:
-                    return number
+                counts[chunk] = _close(lanes[k], chunks[chunk], places[chunk], words, slots, infos, entries)
+                if counts[chunk] < 0:
+                    return chunk

@@ -18,17 +18,19 @@ from numpy.typing import NDArray
 
 from shoestring.codec.base import Layout, Vector
 from shoestring.codec.dct.basis import integer_basis
+from shoestring.codec.dct.choice import Chunking, Floats, Question
 from shoestring.codec.dct.format import (
     CHUNK,
     HINT,
     INVERSE_SHIFT,
+    MAX_CHUNK_LOG2,
     MAX_LEVEL,
     MAX_NONZERO,
     Geometry,
     Stream,
 )
 from shoestring.codec.dct.sampling import run_starts, sample_shape
-from shoestring.codec.dct.steps import ROUNDING, Steps
+from shoestring.codec.dct.steps import MANTISSA, ROUNDING, SCALE, Steps
 from shoestring.codec.dct.tables import COST, COST_ONE_BIT, CUM, EXTRA, FREQ, PROBABILITY_BITS, SLOT, START
 from shoestring.errors import StreamError
 
@@ -36,7 +38,7 @@ Codes = NDArray[np.int64]
 
 LOWEST = 1 << 16  # a state's smallest value, and what both begin and end with
 
-# A sample is at most 8 groups of about 2,048 values, one for every 65,536 of the tensor.
+CHUNKING = Chunking(bits=8192, most_log2=MAX_CHUNK_LOG2)
 
 
 @cache
@@ -83,13 +85,13 @@ def inverse(blocks: Codes) -> Codes:
     return integers
 
 
-def to_values(integers: Codes, mantissa: np.int32, scale: np.float32) -> Vector:
+def to_values(integers: Codes, mantissa: np.float32, scale: np.float32) -> Vector:
     """Turn what `inverse` gives into floats. The integer is below 2**24: exact."""
     rounded = (integers + (1 << (INVERSE_SHIFT - 1))) >> INVERSE_SHIFT  # this sum does not wrap
     return (rounded * int(mantissa)).astype(np.float32) * scale
 
 
-def tile_values(codes: Codes, blocks: int, n: int, mantissa: np.int32, scale: np.float32) -> Vector:
+def tile_values(codes: Codes, blocks: int, n: int, mantissa: np.float32, scale: np.float32) -> Vector:
     """Return the values that a tile's codes stand for."""
     own, rest = from_planar(codes, blocks, n)
     integers = np.concatenate([inverse(own).reshape(-1), inverse(rest.reshape(-1, 1, 1)).reshape(-1)])
@@ -245,9 +247,7 @@ def decode_chunk(header: int, own: NDArray[np.uint16], size: int) -> Codes | Non
     return codes if is_whole else None
 
 
-def scan(
-    values: Vector, layout: Layout, threads: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+def scan(values: Vector, layout: Layout, threads: int) -> tuple[Floats, Floats, int]:
     """Return each tensor's energy and largest magnitude, and the first that is not finite or -1."""
     energy, largest = np.zeros(len(layout.sizes)), np.zeros(len(layout.sizes))
     for index, size in enumerate(layout.sizes):
@@ -259,16 +259,14 @@ def scan(
     return energy, largest, -1
 
 
-def costs(
-    values: Vector, layout: Layout, wanted: list[tuple[int, int]], steps: NDArray[np.float64], threads: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the bits, and the squared error in steps squared, a value, of each (tensor, n) at its step."""
-    results = []
-    for (index, n), step in zip(wanted, steps.tolist(), strict=True):
-        x = values[layout.offsets[index] : layout.offsets[index + 1]]
-        results.append(_cost(_sample(x, n), step))
-    bits, errors = np.array(results).reshape(-1, 2).T
-    return bits, errors
+def costs(values: Vector, layout: Layout, question: Question, steps: Floats, threads: int) -> Floats:
+    """Return [bits, squared error in steps squared], both a value, of each sample at its step."""
+    results = np.zeros((2, len(question.wanted)))
+    for k, ((index, n), step) in enumerate(zip(question.wanted, steps.tolist(), strict=True)):
+        if step:  # of a tensor that is coded
+            x = values[layout.offsets[index] : layout.offsets[index + 1]]
+            results[:, k] = _cost(_sample(x, n), step)
+    return results
 
 
 def _sample(x: Vector, n: int) -> Vector:
@@ -299,29 +297,27 @@ def _cost(coefficients: Vector, step: float) -> tuple[float, float]:
 
 def encode(
     values: Vector, geometry: Geometry, steps: Steps, kept: Vector | None, threads: int
-) -> tuple[NDArray[np.uint32], list[NDArray[np.uint16]], int]:
-    """Return the chunk headers, the words of every tile in order, and -1.
+) -> tuple[NDArray[np.uint32], NDArray[np.uint16], int]:
+    """Return the chunk headers, all words, and -1.
 
     Instead of -1: a tensor one of whose chunks has more codes than a header can count.
     """
     headers = np.zeros(geometry.chunks, CHUNK)
-    words: list[NDArray[np.uint16]] = []
+    words: list[int] = []
     for start, blocks, size, n, chunk_log2, first_chunk, tensor in geometry.tiles.tolist():
-        magic = steps.magic[tensor]
+        inverse_step, threshold, magic, mantissa, scale = steps[tensor, :5]
         snapped = (values[start : start + size] + magic) - magic
-        codes = quantise(forward(snapped, blocks, n), steps.inverse[tensor], steps.threshold[tensor])
+        codes = quantise(forward(snapped, blocks, n), inverse_step, threshold)
         if kept is not None:
-            sent = tile_values(codes, blocks, n, steps.mantissa[tensor], steps.scale[tensor])
+            sent = tile_values(codes, blocks, n, mantissa, scale)
             kept[start : start + size] = snapped - sent
-        tile_words: list[int] = []
         for chunk, begin in enumerate(range(0, size, 1 << chunk_log2), first_chunk):
             own = codes[begin : begin + (1 << chunk_log2)]
             if np.count_nonzero(own) > MAX_NONZERO:
-                return headers, words, tensor
+                return headers, np.array(words, np.uint16), tensor
             headers[chunk], chunk_words = encode_chunk(own)
-            tile_words += chunk_words
-        words.append(np.array(tile_words, np.uint16))
-    return headers, words, -1
+            words += chunk_words
+    return headers, np.array(words, np.uint16), -1
 
 
 def decode_codes(stream: Stream) -> list[Codes]:
@@ -346,7 +342,7 @@ def decode(stream: Stream, steps: Steps, out: Vector, weight: np.float32, thread
     for (start, blocks, size, n, _, _, tensor), codes in zip(
         stream.geometry.tiles.tolist(), tiles, strict=True
     ):
-        values = tile_values(codes, blocks, n, steps.mantissa[tensor], steps.scale[tensor])
+        values = tile_values(codes, blocks, n, steps[tensor, MANTISSA], steps[tensor, SCALE])
         changes = touched(codes, blocks, n)
         with np.errstate(over="ignore", under="ignore"):
             out[start : start + size][changes] += weight * values[changes]

@@ -31,6 +31,11 @@ _WIDTH_3 = lanes_of(3)
 _R2, _R3, _R6 = (np.float32(math.sqrt(1 / k)) for k in (2, 3, 6))
 
 
+def group_shape(n: int) -> tuple[int, int]:
+    """Return the shape of a group: a row for each coefficient, and n more as memory."""
+    return n * n + n, lanes_of(n)
+
+
 @encode_jit
 def _dct_3(x, y, z):
     return (x + z + y) * _R3, (x - z) * _R2, (x + z - y - y) * _R6
@@ -52,7 +57,7 @@ def _rows_3(s):
 
 
 def _forward_line(s, a, step):
-    t = np.empty((n, width), np.float32)
+    t = s[area : area + n]
     for u in range(n):
         for b in range(width):
             t[u, b] = cosine[u, 0] * s[a, b]
@@ -90,7 +95,7 @@ def _forward_group(x, first, lanes, magic, s):
 
 @cache
 def forward_group(n: int) -> Kernel:
-    """Return `kernel(x, first, lanes, magic, s)` for n x n blocks; `s` is [area, lanes_of(n)]."""
+    """Return `kernel(x, first, lanes, magic, s)` for n x n blocks; `s` has `group_shape(n)`."""
     constants = {"n": n, "area": n * n, "width": lanes_of(n)}
     passes = (_columns_3, _rows_3)
     if n != 3:
@@ -117,7 +122,7 @@ def _inverse_line_3(s, a, step):
 
 
 def _inverse_line(s, a, step):
-    t = np.empty((n, width), np.int32)
+    t = s[area : area + n]
     for i in range(n):
         for b in range(width):
             t[i, b] = np.int32(basis[0, i] * s[a, b])
@@ -140,7 +145,7 @@ def _inverse_group(s):
 
 @cache
 def inverse_group(n: int) -> Kernel:
-    """Return `kernel(s)` for n x n blocks; `s` is int32 [area, lanes_of(n)]."""
+    """Return `kernel(s)` for n x n blocks; `s` is int32 with `group_shape(n)`."""
     constants = {"n": n, "area": n * n, "width": lanes_of(n)}
     fitting = _inverse_line_3
     if n != 3:

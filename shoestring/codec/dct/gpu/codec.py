@@ -22,13 +22,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoestring.codec.base import Buffer, Layout
+from shoestring.codec.dct import floats
 from shoestring.codec.dct import format as stream
-from shoestring.codec.dct.codec import Dct, refuse_bad_tensor
+from shoestring.codec.dct.choice import Chunking, Floats, Question, ask
+from shoestring.codec.dct.codec import Dct
+from shoestring.codec.dct.coding import refuse_bad_tensor
 from shoestring.codec.dct.gpu import entropy, lists, transform
-from shoestring.codec.dct.gpu.choice import STEP_COLUMNS, answer, ask, find_steps
 from shoestring.codec.dct.gpu.launch import INTERPRETED
 from shoestring.codec.dct.gpu.places import Places, find_places, pinned, tile_of, to_device
-from shoestring.codec.dct.gpu.sample import find_samples, step_ranges
+from shoestring.codec.dct.gpu.sample import Measured, find_samples, step_ranges
 from shoestring.codec.dct.gpu.tables import (
     cost_table,
     forward_matrix,
@@ -37,9 +39,12 @@ from shoestring.codec.dct.gpu.tables import (
     slot_table,
     span_table,
 )
-from shoestring.codec.dct.plan import Floats
+from shoestring.codec.dct.steps import STEP_COLUMNS, find_steps
 from shoestring.errors import CodecError, StreamError
 
+# A quarter of the CPU's chunks: more walk in step, each for a quarter as long. An item of a chunk's
+# list has 16 bits for its place.
+CHUNKING = Chunking(bits=2048, most_log2=16)
 # Words that a chunk has room for, a value: hardly ever too few; then, as many as there can be.
 ROOM, MOST_ROOM = 1, 4
 # Kernels read aligned runs of codes, and a few bytes behind a stream.
@@ -49,6 +54,7 @@ FOURS, LIST, HISTOGRAMS, LENGTHS = 512, 128, 64, 4096
 HARD_PROGRAMS = 1024
 # How much longer than expected a payload may be to arrive at once: a part of it, and some bytes.
 MARGIN, MARGIN_BYTES = 1 / 8, 1 << 12
+_NO_WORDS = np.empty(0, np.uint16)
 SET, ADD, KEEP = transform.SET.value, transform.ADD.value, transform.KEEP.value
 
 
@@ -111,13 +117,14 @@ class GpuDct:
         device = values.device
         question = ask(layout, self.options)
         for relative in self._ranges:
-            measured = find_samples(layout, question.wanted, relative, device).measure(values)
+            measured = find_samples(layout, question, relative, device).measure(values)
             # Made while the GPU measures.
             steps = Steps(len(layout.sizes), device)
             codes = torch.empty((layout.total // FOUR + 1) * FOUR, dtype=torch.int16, device=device)
             _wait(device)
-            headers, bits, is_met = answer(
-                question, self.options, measured.energy, measured.largest, measured.relative, measured.costs
+            step, is_met = self._find_step(question, measured)
+            headers, bits = question.answer(
+                measured.energy, measured.largest, step, measured.relative, measured.costs, CHUNKING
             )
             if math.isinf(bits):
                 refuse_bad_tensor(int(np.argmin(np.isfinite(measured.largest))), layout)
@@ -126,6 +133,16 @@ class GpuDct:
         steps.find(headers, measured.largest)
         expected = int(bits / 8 * (1 + MARGIN)) + MARGIN_BYTES
         return Plan(headers, steps.there, expected, codes)
+
+    def _find_step(self, question: Question, measured: Measured) -> tuple[float, bool]:
+        """Return the step over rms, and whether it lies in the range that was measured."""
+        if self.options.bits is None:
+            return self.options.step, True
+        budget, values = question.budget(measured.largest, CHUNKING)
+        step, is_met = question.step_for_budget(
+            measured.energy, measured.largest, budget, measured.relative, measured.costs
+        )
+        return step, is_met or not values
 
     def decode(
         self, payload: Buffer | Tensor, layout: Layout, out: Tensor, weight: float | None = None
@@ -140,7 +157,7 @@ class GpuDct:
         own[:size].copy_(payload, non_blocking=True)
         codes = torch.zeros(layout.total, dtype=torch.int16, device=device)
         parsed = stream.parse(payload.numpy(), layout)
-        raw = stream.raw_values(parsed, layout)
+        own_floats = floats.read(parsed)
         places = find_places(layout, parsed.headers, device)
         damage = torch.zeros(1, dtype=torch.int32, device=device)
         if places.chunks:
@@ -159,11 +176,11 @@ class GpuDct:
                 codes, out, damage, plain.start, plain.size, plain.tensor, steps.there, factor,
                 ALIGN=plain.align, MODE=mode, BLOCK=plain.length, enable_fp_fusion=False,
             )  # fmt: skip
-        if raw:
-            floats = places.floats
-            transform.add_kernel((floats.count,),
-                to_device(np.concatenate([tensor for _, tensor in raw]), device), out, floats.value_start,
-                floats.start, floats.size, damage, factor, BLOCK=floats.length, enable_fp_fusion=False,
+        if places.floats.count:
+            segments = places.floats
+            transform.add_kernel((segments.count,),
+                to_device(own_floats, device), out, segments.value_start, segments.start, segments.size,
+                damage, factor, BLOCK=segments.length, enable_fp_fusion=False,
             )  # fmt: skip
         damaged = int(damage.item())
         if damaged:
@@ -187,12 +204,12 @@ def _encode(
     most_words = room * layout.total + entropy.SLACK.value * places.chunks
     own = torch.empty(geometry.words_at + 2 * most_words, dtype=torch.uint8, device=device)
     if places.floats.count:
-        floats = places.floats
-        raw_at = geometry.chunks_at + stream.CHUNK.itemsize * geometry.chunks
-        transform.floats_kernel((floats.count,),
-            values, own[raw_at : geometry.words_at].view(torch.int16), values if kept is None else kept,
-            floats.start, floats.word_start, floats.size, to_device(floats.scales(headers), device),
-            KEEPING=kept is not None, BLOCK=floats.length,
+        segments = places.floats
+        floats_at = geometry.chunks_at + stream.CHUNK.itemsize * geometry.chunks
+        transform.floats_kernel((segments.count,),
+            values, own[floats_at : geometry.words_at].view(torch.int16), values if kept is None else kept,
+            segments.start, segments.word_start, segments.size, to_device(segments.scales(headers), device),
+            KEEPING=kept is not None, BLOCK=segments.length,
         )  # fmt: skip
     summary = pinned(24).view(torch.int64)
     if places.chunks:
@@ -200,7 +217,7 @@ def _encode(
     else:
         summary.zero_()
     # Copied before its size is known: the GPU would be idle for longer than the bytes behind it take.
-    start = stream.join(headers, np.empty(0, np.uint32), [], [])
+    start = stream.join(headers, np.empty(0, np.uint32), _NO_WORDS, _NO_WORDS)
     payload = _fetch(own, start, min(max(plan.expected_bytes, geometry.words_at), own.numel()))
     _wait(device)
     written, longest, short = summary.tolist()

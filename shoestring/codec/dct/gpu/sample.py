@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from shoestring.codec.base import Layout
+from shoestring.codec.dct.choice import Floats, Question
 from shoestring.codec.dct.gpu import lists, transform
 from shoestring.codec.dct.gpu.places import Groups, cut, group_blocks, pinned, tile_of, to_device
 from shoestring.codec.dct.gpu.tables import cost_table, forward_matrix
 from shoestring.codec.dct.options import Options
-from shoestring.codec.dct.plan import Floats, Wanted
 from shoestring.codec.dct.sampling import lanes_of, run_starts, sample_shape
 from shoestring.codec.rate import typical_step
 
@@ -29,7 +29,7 @@ def step_ranges(options: Options) -> tuple[tuple[float, ...], ...]:
     """Return the steps over rms to measure: those near where a budget is usually met, then all."""
     if options.bits is None:
         return ((options.step,),)
-    usual = round(2 * np.log2(typical_step(options.bits)))
+    usual = round(2 * np.log2(typical_step(options.bits)[0]))
     near = np.clip(usual, _LOWEST + _NEAR, _HIGHEST - _NEAR) + np.arange(-_NEAR, _NEAR + 1)
     both = near, np.arange(_LOWEST, _HIGHEST + 1)
     return tuple(tuple(np.exp2(halves / 2).tolist()) for halves in both)
@@ -118,12 +118,12 @@ class Samples:
 
 @lru_cache(maxsize=1024)  # a large model has hundreds of parts
 def find_samples(
-    layout: Layout, wanted: Wanted, relative: tuple[float, ...], device: torch.device
+    layout: Layout, question: Question, relative: tuple[float, ...], device: torch.device
 ) -> Samples:
     """Say what to measure of a bucket: each wanted (tensor, block size) at each step over rms."""
     starts, sizes, total = [], [], 0
     rows: dict[int, list[tuple[int, int, int, int]]] = {}
-    for index, n in wanted:
+    for index, n in question.wanted:
         groups, runs, each = sample_shape(layout.sizes[index], n)
         starts.append(total)
         for k, first in enumerate(run_starts(layout.sizes[index], n) if each else []):
@@ -137,7 +137,7 @@ def find_samples(
     return Samples(
         relative=np.array(relative),
         steps=to_device(np.array(relative, np.float32), device),
-        tensor=to_device(np.array([index for index, _ in wanted], np.int32), device),
+        tensor=to_device(question.tensor.astype(np.int32), device),
         start=to_device(np.array(starts, np.int64), device),
         size=to_device(np.array(sizes, np.int32), device),
         total=total,

@@ -15,6 +15,7 @@ from shoestring.codec.dct import format as stream
 from shoestring.codec.dct.codec import Dct
 from shoestring.codec.dct.steps import Steps, of_headers
 
+NOTHING = np.empty(0, "<u2")
 BACKENDS: dict[str, ModuleType] = {"numba": cpu, "numpy": reference}
 
 
@@ -35,7 +36,7 @@ def write(layout: Layout, headers: np.ndarray, tiles: Sequence[np.ndarray]) -> P
             header, own = reference.encode_chunk(codes[begin : begin + size].astype(np.int64))
             chunks.append(header)
             words.append(np.array(own, "<u2"))
-    return stream.join(headers, np.array(chunks, stream.CHUNK), [], words)
+    return stream.join(headers, np.array(chunks, stream.CHUNK), NOTHING, np.concatenate([NOTHING, *words]))
 
 
 def read(payload: Payload, layout: Layout) -> list[np.ndarray]:
@@ -51,7 +52,9 @@ def encode_with(
     geometry = stream.lay_out(layout, headers)
     steps = of_headers(headers, largest)
     chunks, words, too_large = BACKENDS[backend].encode(values, geometry, steps, kept, 1)
-    return (stream.join(headers, chunks, [], words) if too_large < 0 else np.empty(0, np.uint8)), too_large
+    if too_large >= 0:
+        return np.empty(0, np.uint8), too_large
+    return stream.join(headers, chunks, NOTHING, words), too_large
 
 
 def decode(backend: str, payload, layout: Layout, out: Vector | None = None, weight=None) -> Vector:

@@ -9,7 +9,16 @@ from shoestring.codec.dct import reference
 from shoestring.codec.dct.reference import decode_chunk, encode_chunk
 from shoestring.codec.dct.tables import EXTRA, START
 from shoestring.errors import StreamError
-from tests.unit.codec.dct.streams import BACKENDS, decode, encode_with, headers_of, read, sparse_codes, write
+from tests.unit.codec.dct.streams import (
+    BACKENDS,
+    NOTHING,
+    decode,
+    encode_with,
+    headers_of,
+    read,
+    sparse_codes,
+    write,
+)
 
 CHUNK = 1 << 18
 
@@ -96,7 +105,7 @@ def test_chunk_of_zeros_with_words_decodes(same_bits):
     writer.push(symbol)
     words = [writer.state & 0xFFFF, writer.state >> 16, 0, reference.LOWEST >> 16, *backwards[::-1]]
     chunk = np.array([len(words) | table << 18], stream.CHUNK)
-    payload = stream.join(headers_of(1), chunk, [], [np.array(words, "<u2")])
+    payload = stream.join(headers_of(1), chunk, NOTHING, np.array(words, "<u2"))
     for backend in BACKENDS:
         same_bits(decode(backend, payload, layout), np.zeros(size, np.float32))
 

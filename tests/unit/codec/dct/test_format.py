@@ -107,8 +107,8 @@ def test_chunk_that_claims_other_lengths_is_refused(payload):
 @pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E00, 0x7C01])
 def test_small_floats_that_are_not_finite_are_refused(payload, bits):
     parsed = stream.parse(payload, LAYOUT)
-    ((tensor, at),) = parsed.geometry.raw
-    assert tensor == SMALL
+    assert parsed.geometry.floats.tensors.tolist() == [SMALL]
+    at = parsed.geometry.words_at - 2 * parsed.geometry.floats.words
     changed = payload.copy()
     changed[at : at + 2] = [bits & 0xFF, bits >> 8]
     for backend in BACKENDS:
@@ -122,9 +122,10 @@ def test_every_part_is_where_the_geometry_says(payload):
     assert geometry.chunks_at == 4 + 4 * 5
     assert geometry.words_at == geometry.chunks_at + 4 * geometry.chunks + 2 * 7
     assert payload.size == geometry.words_at + 2 * parsed.words.size
-    raw = payload[geometry.words_at - 14 : geometry.words_at].tobytes()
-    words = [parsed.words[parsed.word_starts[k] : parsed.word_starts[k + 1]] for k in range(geometry.chunks)]
-    again = stream.join(parsed.headers, parsed.chunks, [np.frombuffer(raw, np.uint8)], words)
+    floats = payload[geometry.words_at - 14 : geometry.words_at].view("<u2")
+    assert parsed.word_starts[0] == 0
+    assert parsed.word_starts[-1] == parsed.words.size
+    again = stream.join(parsed.headers, parsed.chunks, floats, parsed.words)
     assert again.tobytes() == payload.tobytes()
 
 

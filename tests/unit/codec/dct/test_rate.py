@@ -23,24 +23,24 @@ MODELS = {
 def test_common_step_meets_the_budget(kind, budget):
     """Within 3 %, or where the model jumps past the budget, at the jump."""
     model = MODELS[kind]
-    step = common_step(model, budget_bits=budget)
+    step = common_step(model, budget_bits=budget, values=1000)
     assert model(step * 1.02) <= budget * 1.03
     assert model(step / 1.02) >= budget / 1.03
 
 
 def test_common_step_looks_few_times():
     looks = []
-    common_step(lambda step: looks.append(step) or 100 * step**-1.2, budget_bits=1000)
+    common_step(lambda step: looks.append(step) or 100 * step**-1.2, budget_bits=1000, values=1000)
     assert len(looks) <= 16
 
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, 1e-12])
 def test_no_budget_gives_the_highest_step(budget):
-    assert common_step(lambda step: 100 / step, budget_bits=budget) == HIGHEST_STEP
+    assert common_step(lambda step: 100 / step, budget_bits=budget, values=1000) == HIGHEST_STEP
 
 
 def test_budget_beyond_reach_gives_the_lowest_step():
-    assert common_step(lambda step: 100 / step, budget_bits=1e9) == LOWEST_STEP
+    assert common_step(lambda step: 100 / step, budget_bits=1e9, values=1000) == LOWEST_STEP
 
 
 SHAPES = [
@@ -128,4 +128,4 @@ def test_a_cliff_in_the_rate_is_found():
     def bits(step: float) -> float:
         return max(1000 * (3 - math.log2(step)), 1e-3)
 
-    assert bits(common_step(bits, budget_bits=50.0)) == pytest.approx(50.0, rel=0.02)
+    assert bits(common_step(bits, budget_bits=50.0, values=1000)) == pytest.approx(50.0, rel=0.02)

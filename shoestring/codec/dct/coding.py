@@ -1,0 +1,94 @@
+"""The steps from a bucket to a stream and back, whatever backend does the heavy part of them.
+
+A backend is a module with `CHUNKING`, `scan`, `costs`, `encode` and `decode`: `cpu.py`, or
+`reference.py`. A bucket that lies on a GPU has a way of its own (`gpu/codec.py`).
+"""
+
+from collections.abc import Callable
+from math import log
+from types import ModuleType
+
+import numpy as np
+
+from shoestring.codec.base import Layout, Payload, Vector
+from shoestring.codec.dct import floats
+from shoestring.codec.dct import format as stream
+from shoestring.codec.dct.choice import Floats, Question, ask
+from shoestring.codec.dct.options import Options
+from shoestring.codec.dct.steps import of_headers
+from shoestring.codec.rate import common_step
+from shoestring.errors import NonFiniteError
+
+_CLOSE = 0.1  # of a budget, as a logarithm: a sample says no more, and between looks the rate is a power
+
+
+def encode(
+    engine: ModuleType, options: Options, values: Vector, layout: Layout, kept: Vector | None, threads: int
+) -> Payload:
+    """Turn checked values into a stream; fill `kept` where given."""
+    energy, largest, bad = engine.scan(values, layout, threads)
+    refuse_bad_tensor(bad, layout)
+    question = ask(layout, options)
+    rms = question.rms(energy, largest)
+
+    def look(relative: float) -> Floats:
+        costs: Floats = engine.costs(values, layout, question, relative * rms, threads)
+        return costs
+
+    step, looked_at, costs = _find_step(engine, question, energy, largest, look)
+    headers, _ = question.answer(
+        energy, largest, step, np.array([looked_at]), costs[..., None], engine.CHUNKING
+    )
+    while True:
+        geometry = stream.lay_out(layout, headers)
+        steps = of_headers(headers, largest)
+        chunks, words, too_large = engine.encode(values, geometry, steps, kept, threads)
+        if too_large < 0:
+            break
+        headers["chunk_log2"][too_large] = stream.SAFE_CHUNK_LOG2
+    return stream.join(headers, chunks, floats.encode(values, headers, geometry, kept), words)
+
+
+def _find_step(
+    engine: ModuleType, question: Question, energy: Floats, largest: Floats, look: Callable[[float], Floats]
+) -> tuple[float, float, Floats]:
+    """Return the step over rms, the one nearest to it whose costs are known, and these."""
+    step = question.options.step
+    if question.options.bits is None:
+        return step, step, look(step)
+    budget, values = question.budget(largest, engine.CHUNKING)
+    if not values:
+        return step, step, np.zeros((2, len(question.wanted)))
+    seen: dict[float, Floats] = {}
+
+    def modelled_bits(relative: float) -> float:
+        seen[relative] = look(relative)
+        return question.modelled_bits(energy, largest, relative, seen[relative])
+
+    step = common_step(modelled_bits, budget_bits=budget, values=values, close=_CLOSE)
+    if not seen:
+        seen[step] = look(step)
+    nearest = min(seen, key=lambda known: abs(log(known / step)))
+    return step, nearest, seen[nearest]
+
+
+def decode(
+    engine: ModuleType, payload: Payload, layout: Layout, out: Vector, weight: float | None, threads: int
+) -> None:
+    """Decode into checked `out`."""
+    parsed = stream.parse(payload, layout)
+    own = floats.read(parsed)
+    if weight is None:
+        out[:] = 0
+    factor = np.float32(1 if weight is None else weight)
+    engine.decode(parsed, of_headers(parsed.headers), out, factor, threads)
+    floats.add(own, parsed.geometry, out, factor)
+
+
+def refuse_bad_tensor(bad: int, layout: Layout) -> None:
+    """Raise for the tensor that a scan found not to be finite, if it found one."""
+    if bad >= 0:
+        raise NonFiniteError(
+            f"tensor {bad} (shape {layout.shapes[bad]}) holds NaN or infinity",
+            hint="skip this step, lower the learning rate, or clip the gradient",
+        )
