@@ -1,19 +1,20 @@
 """What a codec costs and saves: one row a codec, set of gradients and number of threads.
 
 Rates are float32 bytes a second, against a plain copy timed before, between and
-after. A codec that does not keep its promises is refused, not timed.
+after. Several threads are timed while the machine has as many cores to give them.
+A codec that does not keep its promises is refused, not timed.
 """
 
 import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from shoestring.bench.check import normalised_error, verify
 from shoestring.bench.entropy import entropy_gap
 from shoestring.bench.gradients import Bucket
-from shoestring.bench.machine import Memcpy
+from shoestring.bench.machine import Cores, Memcpy
 from shoestring.codec import registry
 from shoestring.codec.base import Codec
 from shoestring.codec.options import ConfiguredCodec, write_options
@@ -50,6 +51,8 @@ class Effort:
 FULL = Effort()
 QUICK = Effort(repeats=3, seconds=0.08, copy_mib=128)
 _MOST_REPEATS = 200
+_BURST_S = 0.01  # of calls, between two looks at the cores
+_PATIENCE = 10  # times as long as an effort: then what there is counts
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Row:
     feedback_gbps: float
     decode_gbps: float
     memcpy_gbps: float  # on one thread, whatever `threads` is
+    core_scaling: float | None  # what so many threads of plain arithmetic gained meanwhile; None for one
     encode_over_memcpy: float
     decode_over_memcpy: float
     correct: bool  # always true: what is wrong raises
@@ -110,12 +114,13 @@ def measure(codec: Codec, bucket: Bucket, memcpy: Memcpy, effort: Effort = FULL)
     coded = verify(codec, bucket)
     kept, out = values.copy(), values.copy()
 
+    cores = Cores(getattr(codec, "threads", 1))
     copies = memcpy.sample(2)
-    encode_s = time_call(lambda: codec.encode(values, layout), effort)
+    encode_s = time_call(lambda: codec.encode(values, layout), effort, cores)
     copies += memcpy.sample()
-    feedback_s = time_call(lambda: codec.encode(values, layout, kept), effort)
+    feedback_s = time_call(lambda: codec.encode(values, layout, kept), effort, cores)
     copies += memcpy.sample()
-    decode_s = time_call(lambda: codec.decode(coded.payload, layout, out, 0.5), effort)
+    decode_s = time_call(lambda: codec.decode(coded.payload, layout, out, 0.5), effort, cores)
     copies += memcpy.sample(2)
 
     copy_gbps = statistics.median(copies)
@@ -124,7 +129,7 @@ def measure(codec: Codec, bucket: Bucket, memcpy: Memcpy, effort: Effort = FULL)
         codec=codec.name,
         options=write_options(codec.options) if isinstance(codec, ConfiguredCodec) else "",
         backend=backend_of(codec),
-        threads=getattr(codec, "threads", 1),
+        threads=cores.threads,
         gradients=bucket.name,
         values=values.size,
         bytes=coded.payload.nbytes,
@@ -135,24 +140,40 @@ def measure(codec: Codec, bucket: Bucket, memcpy: Memcpy, effort: Effort = FULL)
         feedback_gbps=gigabytes / feedback_s,
         decode_gbps=gigabytes / decode_s,
         memcpy_gbps=copy_gbps,
+        core_scaling=statistics.median(cores.seen) if cores.seen else None,
         encode_over_memcpy=gigabytes / encode_s / copy_gbps,
         decode_over_memcpy=gigabytes / decode_s / copy_gbps,
         correct=True,
     )
 
 
-def time_call(call: Callable[[], object], effort: Effort) -> float:
-    """Return the median seconds of a call, after one to warm up, with the garbage collector off."""
+def time_call(call: Callable[[], object], effort: Effort, cores: Cores) -> float:
+    """Return the median seconds of a call, after one to warm up, with the garbage collector off.
+
+    Calls count if every thread had a core before and after them.
+    """
     call()
-    times: list[float] = []
+    counted: list[float] = []
+    every: list[float] = []
+    patient = replace(effort, repeats=_PATIENCE * effort.repeats, seconds=_PATIENCE * effort.seconds)
     collecting = gc.isenabled()
     gc.disable()
     try:
-        while len(times) < effort.repeats or (sum(times) < effort.seconds and len(times) < _MOST_REPEATS):
-            start = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - start)
+        while not _is_enough(counted, effort) and not _is_enough(every, patient):
+            were_there = cores.are_there()
+            burst: list[float] = []
+            while sum(burst) < _BURST_S:
+                start = time.perf_counter()
+                call()
+                burst.append(time.perf_counter() - start)
+            every += burst
+            if were_there and cores.are_there():
+                counted += burst
     finally:
         if collecting:
             gc.enable()
-    return statistics.median(times)
+    return statistics.median(counted or every)
+
+
+def _is_enough(times: list[float], effort: Effort) -> bool:
+    return len(times) >= effort.repeats and (sum(times) >= effort.seconds or len(times) >= _MOST_REPEATS)

@@ -129,5 +129,6 @@ def making_jit(function: Kernel) -> Kernel:
 @decode_jit
 def copy(source, first, target, start, count):
     """Copy a run of values: to assign a slice would need memory in between."""
+    own, there = source[first : first + count], target[start : start + count]
     for i in range(count):
-        target[start + i] = source[first + i]
+        there[i] = own[i]

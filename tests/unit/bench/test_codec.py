@@ -3,14 +3,15 @@
 import gc
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 
 from shoestring.bench import codec
-from shoestring.bench.machine import Memcpy
+from shoestring.bench.machine import Cores, Memcpy
 
 KEYS = {
     "codec", "options", "backend", "threads", "gradients", "values", "bytes", "bits_per_value", "nmse",
-    "entropy_gap", "encode_gbps", "feedback_gbps", "decode_gbps", "memcpy_gbps", "encode_over_memcpy",
+    "entropy_gap", "encode_gbps", "feedback_gbps", "decode_gbps", "memcpy_gbps", "core_scaling", "encode_over_memcpy",
     "decode_over_memcpy", "correct",
 }  # fmt: skip
 SOON = codec.Effort(repeats=2, seconds=0, copy_mib=1)
@@ -57,8 +58,11 @@ def test_default_codecs_exist_and_differ(specs):
 
 def test_call_is_repeated_without_garbage_collection():
     calls = []
-    assert codec.time_call(lambda: calls.append(gc.isenabled()), codec.Effort(repeats=4, seconds=0)) >= 0
-    assert calls == [True] + [False] * 4  # the first warms up
+    effort = codec.Effort(repeats=4, seconds=0)
+    assert codec.time_call(lambda: calls.append(gc.isenabled()), effort, Cores(1)) >= 0
+    assert len(calls) > 4
+    assert calls[0]  # the first warms up
+    assert not any(calls[1:])
     assert gc.isenabled()
 
 
@@ -71,8 +75,50 @@ def test_clock_leaves_the_collector_on_after_a_failure():
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        codec.time_call(fail, codec.Effort(repeats=5, seconds=0))
+        codec.time_call(fail, codec.Effort(repeats=5, seconds=0), Cores(1))
     assert gc.isenabled()
+
+
+class Coming:
+    """Cores that are there at some looks only."""
+
+    def __init__(self, looks: list[bool]) -> None:
+        self._looks = iter(looks)
+
+    def are_there(self) -> bool:
+        return next(self._looks, False)
+
+
+@pytest.mark.parametrize(
+    ("looks", "counted"),
+    [([True, True], 1), ([True, False, False, True, True], 3), ([], None)],
+    ids=["at once", "after a while", "never"],
+)
+def test_only_calls_between_two_good_looks_count(looks, counted, monkeypatch):
+    """Every burst is one call that takes as many seconds as there have been; one that counts is enough."""
+    monkeypatch.setattr(codec, "_BURST_S", 1e-9)
+    clock, calls = [0.0], []
+
+    def call():
+        calls.append(1)
+        clock[0] += len(calls)
+
+    monkeypatch.setattr(codec.time, "perf_counter", lambda: clock[0])
+    found = codec.time_call(call, codec.Effort(repeats=1, seconds=0), Coming(looks))
+    if counted is None:
+        assert len(calls) == 1 + codec._PATIENCE
+        assert found == np.median(range(2, len(calls) + 1))
+    else:
+        assert found == len(calls)
+        assert len(calls) == 1 + counted
+
+
+def test_cores_compare_threads_with_one():
+    cores = Cores(2)
+    assert 0 < cores.scaling() < 100
+    cores.are_there()
+    assert len(cores.seen) == 2
+    assert Cores(1).are_there()
 
 
 def test_memcpy_reports_the_median_of_its_copies():
