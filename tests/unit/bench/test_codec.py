@@ -117,7 +117,7 @@ def test_cores_compare_threads_with_one():
     cores = Cores(2)
     assert 0 < cores.scaling() < 100
     cores.are_there()
-    assert len(cores.seen) == 2
+    assert len(cores.seen) > 1
     assert Cores(1).are_there()
 
 
