@@ -79,7 +79,7 @@ def _time_stirring(threads: int) -> float:
 
 
 @decode_jit
-def _stir(turns):
+def _stir(turns: int) -> np.uint64:
     """Keep all of a core's arithmetic units busy: four chains of shifts that wait for nothing else."""
     a, b, c, d = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
     thirteen, seven, seventeen = np.uint64(13), np.uint64(7), np.uint64(17)

@@ -11,8 +11,8 @@ from shoestring.bench.machine import Cores, Memcpy
 
 KEYS = {
     "codec", "options", "backend", "threads", "gradients", "values", "bytes", "bits_per_value", "nmse",
-    "entropy_gap", "encode_gbps", "feedback_gbps", "decode_gbps", "memcpy_gbps", "core_scaling", "encode_over_memcpy",
-    "decode_over_memcpy", "correct",
+    "entropy_gap", "encode_gbps", "feedback_gbps", "decode_gbps", "memcpy_gbps", "core_scaling",
+    "encode_over_memcpy", "decode_over_memcpy", "correct",
 }  # fmt: skip
 SOON = codec.Effort(repeats=2, seconds=0, copy_mib=1)
 
