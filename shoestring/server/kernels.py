@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 
-from shoestring.codec.dct.jit import decode_jit, specialise
+from shoestring.codec.dct.jit import making_jit, specialise
 
 # Sums that `sum_squares` runs side by side, in 8 KiB: enough to hide the latency of adding.
 LANES = 1024
@@ -94,17 +94,17 @@ def _adam(
             gradient[i] = u
 
 
-update_sgd = specialise(decode_jit, _sgd, "update", adds=False)
-apply_sgd = specialise(decode_jit, _sgd, "apply", adds=True)
-update_momentum = specialise(decode_jit, _momentum, "update", adds=False)
-apply_momentum = specialise(decode_jit, _momentum, "apply", adds=True)
-update_adam = specialise(decode_jit, _adam, "update", adds=False, is_amsgrad=False)
-apply_adam = specialise(decode_jit, _adam, "apply", adds=True, is_amsgrad=False)
-update_amsgrad = specialise(decode_jit, _adam, "amsgrad_update", adds=False, is_amsgrad=True)
-apply_amsgrad = specialise(decode_jit, _adam, "amsgrad_apply", adds=True, is_amsgrad=True)
+update_sgd = specialise(making_jit, _sgd, "update", adds=False)
+apply_sgd = specialise(making_jit, _sgd, "apply", adds=True)
+update_momentum = specialise(making_jit, _momentum, "update", adds=False)
+apply_momentum = specialise(making_jit, _momentum, "apply", adds=True)
+update_adam = specialise(making_jit, _adam, "update", adds=False, is_amsgrad=False)
+apply_adam = specialise(making_jit, _adam, "apply", adds=True, is_amsgrad=False)
+update_amsgrad = specialise(making_jit, _adam, "amsgrad_update", adds=False, is_amsgrad=True)
+apply_amsgrad = specialise(making_jit, _adam, "amsgrad_apply", adds=True, is_amsgrad=True)
 
 
-@decode_jit
+@making_jit
 def sum_squares(vector, scale):
     sums = np.zeros(LANES, np.float64)
     whole = vector.size - vector.size % LANES

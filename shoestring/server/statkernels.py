@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from shoestring.codec.dct.jit import decode_jit
+from shoestring.codec.dct.jit import making_jit
 
 COUNT_LIMIT = 2.0**40
 MEAN_LIMIT = 2.0**60  # beyond it the sums that normalise would leave float32
@@ -22,7 +22,7 @@ LOWEST, HIGHEST = -120, 100  # exponents of slopes
 FINE, BAD_MOMENT, BAD_WEIGHT, BAD_COUNT, BAD_SLOPE = range(5)
 
 
-@decode_jit
+@making_jit
 def read(floats, small, widths, longest, weight, count, mean, variance, shift, scale):
     """Take statistics as they travel; say what is wrong with them. Comparisons are false for NaN."""
     layers, channels = widths.size, mean.size
@@ -48,7 +48,7 @@ def read(floats, small, widths, longest, weight, count, mean, variance, shift, s
     return FINE
 
 
-@decode_jit
+@making_jit
 def _quantise(slopes, codes):
     """Write slopes as bytes times a power of two, whose exponent is returned: the largest is below 128."""
     largest = 0.0
@@ -61,7 +61,7 @@ def _quantise(slopes, codes):
     return exponent
 
 
-@decode_jit
+@making_jit
 def write(weight, count, mean, variance, shift, scale, widths, floats, small):
     """Give statistics the form in which they travel."""
     layers, channels = widths.size, mean.size
@@ -78,7 +78,7 @@ def write(weight, count, mean, variance, shift, scale, widths, floats, small):
         c = end
 
 
-@decode_jit
+@making_jit
 def fade(weight, count, totals, widths, keep, steps):
     """Let so many steps go by; `totals` are [4, C]."""
     c = 0
@@ -93,7 +93,7 @@ def fade(weight, count, totals, widths, keep, steps):
             c += 1
 
 
-@decode_jit
+@making_jit
 def add(count, totals, widths, seen_count, mean, variance, shift, scale):
     """Add a worker's batches to the sums."""
     c = 0
@@ -108,7 +108,7 @@ def add(count, totals, widths, seen_count, mean, variance, shift, scale):
             c += 1
 
 
-@decode_jit
+@making_jit
 def divide(count, totals, widths, mean, variance, shift, scale):
     """What the sums come to; zeros for a layer that has seen nothing."""
     c = 0

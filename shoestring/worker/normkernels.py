@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from shoestring.codec.dct.jit import sum_jit
+from shoestring.codec.dct.jit import making_sum_jit
 
 AMPLIFICATION, SHIFT = 3.0, 5.0  # see `normalise.py`
 
@@ -19,7 +19,7 @@ AMPLIFICATION, SHIFT = 3.0, 5.0  # see `normalise.py`
 MEAN, VARIANCE, JOINT_MEAN, JOINT_VARIANCE = range(4)
 
 
-@sum_jit
+@making_sum_jit
 def forward(x, weight, bias, others_count, others_mean, others_variance, eps, y, found):
     """Normalise x, [N, C, values], into y."""
     count = x.shape[0] * x.shape[2]
@@ -61,7 +61,7 @@ def forward(x, weight, bias, others_count, others_mean, others_variance, eps, y,
                 out[i] = (row[i] - m) * f + b
 
 
-@sum_jit
+@making_sum_jit
 def _by_own(shift, scale, mean, variance, joint_mean, inverse, count, others, is_local, eps):
     """The loss's derivatives by the batch's own mean and variance, through the joint ones."""
     others_count, others_mean, others_variance, others_shift, others_scale = others
@@ -86,7 +86,7 @@ def _by_own(shift, scale, mean, variance, joint_mean, inverse, count, others, is
     return by_own, own * by_free + (by_variance - by_free) / AMPLIFICATION**2
 
 
-@sum_jit
+@making_sum_jit
 def backward(
     x, dy, weight, found, others_count, others_mean, others_variance, others_shift, others_scale,
     is_local, eps, wants_dx, dx, by_affine, seen,

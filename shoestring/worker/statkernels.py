@@ -5,10 +5,10 @@
 
 import math
 
-from shoestring.codec.dct.jit import decode_jit
+from shoestring.codec.dct.jit import making_jit
 
 
-@decode_jit
+@making_jit
 def gather(sums, counts, widths, factor, count, mean, variance, shift, scale):
     """What this worker's layers have seen, from their sums, [4, C]; its slopes count by `factor`."""
     c = 0
@@ -28,7 +28,7 @@ def gather(sums, counts, widths, factor, count, mean, variance, shift, scale):
         c = end
 
 
-@decode_jit
+@making_jit
 def subtract(every, own, widths, least, reach, trust, factor, counts, rows, running):
     """What others have seen: the history of all, less this worker's share.
 

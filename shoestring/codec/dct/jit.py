@@ -13,7 +13,8 @@ not: what a decoder computes is defined to the bit. `sum_jit` may reorder sums t
 
 Kernels do not count references to arrays. Numba's counters lie wherever there was room, those of
 two threads often in one cache line, and two threads that count slow each other down to the
-speed of one. So a kernel makes no arrays, but for those under `making_jit`, which one thread runs.
+speed of one. So kernels that several threads run make no arrays; those that do are under
+`making_jit` and `making_sum_jit`.
 """
 
 import contextlib
@@ -124,6 +125,10 @@ def sum_jit(function: Kernel) -> Kernel:
 
 def making_jit(function: Kernel) -> Kernel:
     return _compile(function, False, makes_arrays=True)
+
+
+def making_sum_jit(function: Kernel) -> Kernel:
+    return _compile(function, {"contract", "reassoc"}, makes_arrays=True)
 
 
 @decode_jit
