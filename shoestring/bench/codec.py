@@ -51,7 +51,7 @@ class Effort:
 FULL = Effort()
 QUICK = Effort(repeats=3, seconds=0.08, copy_mib=128)
 _MOST_REPEATS = 200
-_BURST_S = 0.01  # of calls, between two looks at the cores
+_BURST_S = 0.02  # of calls, between two looks at the cores
 _PATIENCE = 10  # times as long as an effort: then what there is counts
 
 
@@ -148,11 +148,11 @@ def measure(codec: Codec, bucket: Bucket, memcpy: Memcpy, effort: Effort = FULL)
 
 
 def time_call(call: Callable[[], object], effort: Effort, cores: Cores) -> float:
-    """Return the median seconds of a call, after one to warm up, with the garbage collector off.
+    """Return the median seconds of a call that follows another, with the garbage collector off.
 
-    Calls count if every thread had a core before and after them.
+    Calls count if every thread had a core before and after them. To look at the cores takes many
+    times as long as a call, so the call that comes next does not count.
     """
-    call()
     counted: list[float] = []
     every: list[float] = []
     patient = replace(effort, repeats=_PATIENCE * effort.repeats, seconds=_PATIENCE * effort.seconds)
@@ -162,6 +162,7 @@ def time_call(call: Callable[[], object], effort: Effort, cores: Cores) -> float
         while not _is_enough(counted, effort) and not _is_enough(every, patient):
             were_there = cores.are_there()
             burst: list[float] = []
+            call()
             while sum(burst) < _BURST_S:
                 start = time.perf_counter()
                 call()
