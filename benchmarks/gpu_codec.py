@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from shoestring.codec.base import Layout
-from shoestring.codec.dct import Dct
-from shoestring.codec.dct import format as stream
+from shoestring.codec.dct import Dct, stream
+from shoestring.codec.dct import format as fmt
 from shoestring.codec.dct.gpu import GpuDct
 from shoestring.codec.dct.reference import encode_chunk
 from shoestring.errors import StreamError
@@ -77,15 +77,16 @@ def check() -> dict[str, int]:
 def check_any_codes() -> int:
     """Decode streams of codes that no encoder writes; return how many."""
     rng = np.random.default_rng(1)
-    sides = [n for n in stream.BLOCKS if n > 1]
+    sides = [n for n in fmt.BLOCKS if n > 1]
     for n in sides:
         layout = Layout.of([(max(64, 2048 // n**2) * n * n + 1,)])
         for largest in CODES:
-            headers = np.array([(stream.kind_of_block(n), 18, 17, -3)], stream.TENSOR)
+            headers = np.array([(fmt.kind_of_block(n), 18, 17, -3)], fmt.TENSOR)
             codes = rng.integers(-largest, largest + 1, layout.total)
             chunk, words = encode_chunk(codes)
+            geometry = fmt.lay_out(layout, headers)
             payload = stream.join(
-                headers, np.array([chunk], "<u4"), np.empty(0, "<u2"), np.array(words, "<u2")
+                headers, geometry, np.array([chunk], "<u4"), np.empty(0, "<u2"), np.array(words, "<u2")
             )
             assert compare(Dct(), GpuDct(), payload, layout, gradient(layout, 2)) is not None
     return len(sides) * len(CODES)

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Layout, Payload
-from shoestring.codec.dct import format as stream
+from shoestring.codec.dct import format as fmt
 from shoestring.codec.dct.cpu import pull_entries
+from shoestring.codec.dct.crew import Crew
+from shoestring.codec.dct.stream import Stream, parse
 
 
 def entropy_gap(payload: Payload, layout: Layout) -> float | None:
@@ -23,16 +25,16 @@ def entropy_gap(payload: Payload, layout: Layout) -> float | None:
 
 def ideal_bits(payload: Payload, layout: Layout) -> float:
     """Add up, over tensors, the entropy of the codes, or the floats where floats are sent."""
-    parsed = stream.parse(payload, layout)
+    parsed = parse(payload, layout)
     total = 0.0
     levels: dict[int, list[NDArray[np.int16]]] = {}
     for tensor, found in _levels(parsed):
         levels.setdefault(tensor, []).append(found)
     for tensor, size in enumerate(layout.sizes):
         kind = int(parsed.headers["kind"][tensor])
-        if kind == stream.HALF or kind == stream.FULL:
-            total += size * (16 if kind == stream.HALF else 32)
-        elif kind >= stream.FIRST_BLOCK_KIND and size:
+        if kind == fmt.HALF or kind == fmt.FULL:
+            total += size * (16 if kind == fmt.HALF else 32)
+        elif kind >= fmt.FIRST_BLOCK_KIND and size:
             nonzero = np.concatenate(levels.get(tensor, [np.empty(0, np.int16)]))
             total += size * entropy(nonzero, zeros=size - nonzero.size)
     return total
@@ -46,12 +48,10 @@ def entropy(nonzero: NDArray[np.int16], zeros: int) -> float:
     return float(-(shares * np.log2(shares)).sum())
 
 
-def _levels(parsed: stream.Stream) -> Iterator[tuple[int, NDArray[np.int16]]]:
+def _levels(parsed: Stream) -> Iterator[tuple[int, NDArray[np.int16]]]:
     """Go through the chunks: the tensor, and its codes that are not zero."""
-    entries, places, counts = pull_entries(parsed, threads=1)
-    for tile in parsed.geometry.tiles:
-        first, size = int(tile[stream.TILE_FIRST_CHUNK]), int(tile[stream.TILE_SIZE])
-        for chunk in range(first, first - (-size >> int(tile[stream.TILE_CHUNK_LOG2]))):
-            levels = entries[places[chunk] : places[chunk] + counts[chunk]] & 0xFFFF
-            signed = np.where(levels & 1, -1 - (levels >> 1), 1 + (levels >> 1))
-            yield int(tile[stream.TILE_TENSOR]), signed.astype(np.int16)
+    entries, places, counts = pull_entries(parsed, Crew(threads=1))
+    for chunk, tensor in enumerate(parsed.geometry.chunk_rows[:, fmt.CHUNK_TENSOR].tolist()):
+        levels = entries[places[chunk] : places[chunk] + counts[chunk]] & 0xFFFF
+        signed = np.where(levels & 1, -1 - (levels >> 1), 1 + (levels >> 1))
+        yield tensor, signed.astype(np.int16)

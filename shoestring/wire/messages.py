@@ -16,7 +16,7 @@ message runs nothing.
 
 import msgspec
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 WHOLE_ROUND = -1  # `Push.bound` of a push that is summed with those of all workers
 

@@ -12,7 +12,8 @@ from random import Random
 import numpy as np
 
 from shoestring.codec.base import Layout
-from shoestring.codec.dct import format as stream
+from shoestring.codec.dct import format as fmt
+from shoestring.codec.dct import stream
 from shoestring.codec.dct.codec import Dct
 from tests.unit.codec.dct.streams import headers_of, sparse_codes, write
 
@@ -71,11 +72,13 @@ def seeds() -> list[Seed]:
             {"block": 16, "transform": "always", "small_as": "float32"},
         ):
             made.append(Seed.of(index, Dct(backend="numpy", **options).encode(values, layout)))
-        for share, most in ((0.003, 3), (0.3, stream.MAX_LEVEL), (1.0, 2)):
-            sides = [int(n) for n in rng.choice(stream.BLOCKS, len(layout.sizes))]
+        for share, most in ((0.003, 3), (0.3, fmt.MAX_LEVEL), (1.0, 2)):
+            sides = [int(n) for n in rng.choice(fmt.BLOCKS, len(layout.sizes))]
             headers = headers_of(*sides, chunk_log2=10)
-            tiles = stream.lay_out(layout, headers).tiles[:, stream.TILE_SIZE].tolist()
+            tiles = fmt.lay_out(layout, headers).tiles[:, fmt.TILE_SIZE].tolist()
             codes = [sparse_codes(size, rng, share, most) for size in tiles]
+            if most == fmt.MAX_LEVEL:  # and levels that stand for zeros
+                codes = [np.where(rng.random(own.size) < 0.1, fmt.NO_CODE, own) for own in codes]
             made.append(Seed.of(index, write(layout, headers, codes)))
     return made
 
@@ -177,12 +180,17 @@ def exchange_chunks(seed: Seed, others: list[Seed], rng: Random) -> bytearray:
 def change_step_and_block(seed: Seed, others: list[Seed], rng: Random) -> bytearray:
     """Other block sizes and steps, all of them allowed: codes mean something else."""
     data = bytearray(seed.payload)
-    for tensor in range(seed.tensors):
-        at = 4 + 4 * tensor
-        if data[at] >= stream.FIRST_BLOCK_KIND:
-            data[at] = rng.randrange(stream.FIRST_BLOCK_KIND, stream.KINDS)
-            data[at + 2] = rng.randint(stream.MIN_MANTISSA, stream.MAX_MANTISSA)
-            data[at + 3] = rng.randint(stream.MIN_EXPONENT, stream.MAX_EXPONENT) & 0xFF
+    kinds = data[fmt.PREFIX_BYTES : fmt.PREFIX_BYTES + seed.tensors]
+    coded = [tensor for tensor, kind in enumerate(kinds) if kind >= fmt.FIRST_BLOCK_KIND]
+    with_exponent = [tensor for tensor, kind in enumerate(kinds) if kind == fmt.HALF or tensor in coded]
+    exponents_at = fmt.PREFIX_BYTES + seed.tensors
+    for k, tensor in enumerate(coded):
+        data[fmt.PREFIX_BYTES + tensor] = rng.randrange(fmt.FIRST_BLOCK_KIND, fmt.KINDS)
+        exponent = rng.randint(fmt.MIN_EXPONENT, fmt.MAX_EXPONENT) & 0xFF
+        data[exponents_at + with_exponent.index(tensor)] = exponent
+        size_at = exponents_at + len(with_exponent) + k
+        chunk_log2 = rng.choice((data[size_at] >> 4, rng.randint(0, fmt.MAX_CHUNK_LOG2 - fmt.MIN_CHUNK_LOG2)))
+        data[size_at] = chunk_log2 << 4 | rng.randrange(16)
     return data
 
 

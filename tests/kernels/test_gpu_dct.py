@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from shoestring.codec.base import Layout
-from shoestring.codec.dct import Dct
-from shoestring.codec.dct import format as stream
+from shoestring.codec.dct import Dct, stream
+from shoestring.codec.dct import format as fmt
 from shoestring.codec.dct.gpu import GpuDct, entropy, lists
 from shoestring.codec.dct.gpu import codec as gpu_codec
 from shoestring.errors import CodecError, NonFiniteError, StreamError
@@ -115,7 +115,7 @@ def test_payloads_longer_than_expected_arrive_whole(monkeypatch):
 
 def test_chunks_follow_each_other_and_those_that_cannot_be_are_reported():
     lengths = np.random.default_rng(6).integers(0, 900, 100)
-    for noted, report in ((0, [0, 0]), (-1, [0, 1]), (stream.MAX_WORDS + 1, [stream.MAX_WORDS + 1, 0])):
+    for noted, report in ((0, [0, 0]), (-1, [0, 1]), (fmt.MAX_WORDS + 1, [fmt.MAX_WORDS + 1, 0])):
         lengths[70] = noted
         notes = torch.zeros((lists.NOTES.value, lengths.size), dtype=torch.int32)
         notes[lists.LENGTH.value] = torch.from_numpy(lengths)

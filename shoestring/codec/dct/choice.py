@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Layout
-from shoestring.codec.dct import format as stream
+from shoestring.codec.dct import format as fmt
 from shoestring.codec.dct.jit import decode_jit, making_jit
 from shoestring.codec.dct.options import Options
 from shoestring.codec.dct.steps import MAX_STEPS, ROUNDING
@@ -43,10 +43,10 @@ STEP_ERROR = 1 / 12
 _SNAPPED = 2.0**-10
 
 # What plain numbers are called in compiled code.
-_ZERO, _HALF, _FULL, _PLAIN = stream.ZERO, stream.HALF, stream.FULL, stream.kind_of_block(1)
+_ZERO, _HALF, _FULL, _PLAIN = fmt.ZERO, fmt.HALF, fmt.FULL, fmt.kind_of_block(1)
 _CODED = -1
-_MIN_CHUNK = stream.MIN_CHUNK_LOG2
-_LOW, _HIGH = stream.MIN_MANTISSA, stream.MAX_MANTISSA
+_MIN_CHUNK = fmt.MIN_CHUNK_LOG2
+_LOW, _HIGH = fmt.MIN_MANTISSA, fmt.MAX_MANTISSA
 _THRESHOLD = 1 - float(ROUNDING)
 
 
@@ -107,7 +107,7 @@ class Question:
         `costs` are [bits, errors] a value of [samples, relative steps]. A bucket with a value that is
         not finite would take infinitely many bits.
         """
-        headers = np.zeros(self.sizes.size, stream.TENSOR)
+        headers = np.zeros(self.sizes.size, fmt.TENSOR)
         bits = _choose(
             *self._arrays, energy, largest, step, relative, costs[0], costs[1], chunking.bits,
             chunking.most_log2, headers.view(np.uint8).reshape(-1, 4),
@@ -136,7 +136,7 @@ def ask(layout: Layout, options: Options) -> Question:
         tensor=np.array([index for index, _ in wanted], np.int64),
         sizes=np.array(layout.sizes, np.int64),
         first_sample=first,
-        kinds=np.array([stream.kind_of_block(n) for n in sides], np.uint8),
+        kinds=np.array([fmt.kind_of_block(n) for n in sides], np.uint8),
         handicap=np.array([ADVANTAGE if n > 1 else 1.0 for n in sides]),
         forms=forms,
         values=layout.total,
@@ -160,7 +160,7 @@ def candidates(shape: tuple[int, ...], options: Options) -> list[int]:
 
 def natural_block(shape: tuple[int, ...], default: int) -> int:
     """Return the block that fits a tensor: its kernel, if it is a square convolution."""
-    if len(shape) >= 4 and shape[-1] == shape[-2] and shape[-1] in stream.BLOCKS and shape[-1] > 1:
+    if len(shape) >= 4 and shape[-1] == shape[-2] and shape[-1] in fmt.BLOCKS and shape[-1] > 1:
         return shape[-1]
     return default
 

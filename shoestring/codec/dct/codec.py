@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from shoestring.codec.base import Layout, Payload, Vector
-from shoestring.codec.dct import format as stream
+from shoestring.codec.dct import format as fmt
 from shoestring.codec.dct.options import Options
 from shoestring.codec.options import ConfiguredCodec
 from shoestring.errors import UsageError
@@ -35,8 +35,8 @@ class Dct(ConfiguredCodec):
     def max_bytes(self, layout: Layout) -> int:
         tensors, values = len(layout.sizes), layout.total
         # A code takes at most 4 words; a chunk has a header and its states, a tile may end in one more.
-        chunks = values // 1024 + tensors + values // stream.TILE_VALUES
-        return stream.PREFIX.itemsize + stream.TENSOR.itemsize * tensors + 12 * chunks + 8 * values
+        chunks = values // 1024 + tensors + values // fmt.TILE_VALUES
+        return fmt.headers_bytes(tensors, tensors, tensors) + 12 * chunks + 8 * values
 
     def _encode(self, values: Vector, layout: Layout, kept: Vector | None) -> Payload:
         engine = _load(_BACKENDS[self.backend])

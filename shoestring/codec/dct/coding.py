@@ -11,9 +11,10 @@ from types import ModuleType
 import numpy as np
 
 from shoestring.codec.base import Layout, Payload, Vector
-from shoestring.codec.dct import floats
-from shoestring.codec.dct import format as stream
+from shoestring.codec.dct import floats, stream
 from shoestring.codec.dct.choice import Floats, Question, ask
+from shoestring.codec.dct.crew import Crew
+from shoestring.codec.dct.format import SAFE_CHUNK_LOG2, lay_out
 from shoestring.codec.dct.options import Options
 from shoestring.codec.dct.steps import of_headers
 from shoestring.codec.rate import common_step
@@ -26,13 +27,20 @@ def encode(
     engine: ModuleType, options: Options, values: Vector, layout: Layout, kept: Vector | None, threads: int
 ) -> Payload:
     """Turn checked values into a stream; fill `kept` where given."""
-    energy, largest, bad = engine.scan(values, layout, threads)
+    with Crew(threads) as crew:
+        return _encode(engine, options, values, layout, kept, crew)
+
+
+def _encode(
+    engine: ModuleType, options: Options, values: Vector, layout: Layout, kept: Vector | None, crew: Crew
+) -> Payload:
+    energy, largest, bad = engine.scan(values, layout, crew)
     refuse_bad_tensor(bad, layout)
     question = ask(layout, options)
     rms = question.rms(energy, largest)
 
     def look(relative: float) -> Floats:
-        costs: Floats = engine.costs(values, layout, question, relative * rms, threads)
+        costs: Floats = engine.costs(values, layout, question, relative * rms, crew)
         return costs
 
     step, looked_at, costs = _find_step(engine, question, energy, largest, look)
@@ -40,13 +48,12 @@ def encode(
         energy, largest, step, np.array([looked_at]), costs[..., None], engine.CHUNKING
     )
     while True:
-        geometry = stream.lay_out(layout, headers)
         steps = of_headers(headers, largest)
-        chunks, words, too_large = engine.encode(values, geometry, steps, kept, threads)
-        if too_large < 0:
-            break
-        headers["chunk_log2"][too_large] = stream.SAFE_CHUNK_LOG2
-    return stream.join(headers, chunks, floats.encode(values, headers, geometry, kept), words)
+        payload: Payload | None
+        payload, too_large = engine.encode(values, headers, lay_out(layout, headers), steps, kept, crew)
+        if payload is not None:
+            return payload
+        headers["chunk_log2"][too_large] = SAFE_CHUNK_LOG2
 
 
 def _find_step(
@@ -77,12 +84,12 @@ def decode(
 ) -> None:
     """Decode into checked `out`."""
     parsed = stream.parse(payload, layout)
-    own = floats.read(parsed)
     if weight is None:
         out[:] = 0
     factor = np.float32(1 if weight is None else weight)
-    engine.decode(parsed, of_headers(parsed.headers), out, factor, threads)
-    floats.add(own, parsed.geometry, out, factor)
+    with Crew(threads) as crew:
+        engine.decode(parsed, out, factor, crew)
+    floats.add(parsed.floats, parsed.geometry, out, factor)
 
 
 def refuse_bad_tensor(bad: int, layout: Layout) -> None:

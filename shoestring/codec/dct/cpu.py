@@ -11,9 +11,10 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from shoestring.codec.base import Vector
-from shoestring.codec.dct import pull
+from shoestring.codec.base import Payload, Vector
+from shoestring.codec.dct import floats, pull
 from shoestring.codec.dct.choice import Chunking
+from shoestring.codec.dct.crew import Crew
 from shoestring.codec.dct.entropy import (
     BEGIN,
     CHUNK_COLUMNS,
@@ -32,20 +33,24 @@ from shoestring.codec.dct.entropy import (
 )
 from shoestring.codec.dct.format import (
     CHUNK,
+    CHUNK_SIZE,
     HINT,
     MAX_CHUNK_LOG2,
+    MAX_GAP,
     MAX_NONZERO,
     MAX_WORDS,
+    NO_CODE,
     STATE_WORDS,
     TILE_BLOCKS,
     TILE_CHUNK_LOG2,
     TILE_FIRST_CHUNK,
+    TILE_LOG2,
+    TILE_OFFSET,
     TILE_SIDE,
     TILE_SIZE,
     TILE_START,
     TILE_TENSOR,
     Geometry,
-    Stream,
 )
 from shoestring.codec.dct.jit import Kernel, copy, decode_jit, encode_jit, making_jit, specialise
 from shoestring.codec.dct.lanes import inverse_8
@@ -53,10 +58,11 @@ from shoestring.codec.dct.lists import FEW, group_room, list_order, lister
 from shoestring.codec.dct.measure import costs, scan
 from shoestring.codec.dct.sampling import lanes_of
 from shoestring.codec.dct.steps import INVERSE, MAGIC, MANTISSA, SCALE, THRESHOLD, Steps
+from shoestring.codec.dct.stream import Stream, new_payload
 from shoestring.codec.dct.tables import SLOT, SYMBOLS, TABLES
 from shoestring.codec.dct.transform import group_shape, inverse_block, inverse_group, to_value
-from shoestring.codec.dct.turns import new_turns, take_turn, take_turns
-from shoestring.codec.scratch import apart, clean_room, owned, room, run_on
+from shoestring.codec.dct.turns import Turns, new_turns, take_turn, take_turns
+from shoestring.codec.scratch import apart, clean_room, owned, room
 from shoestring.errors import StreamError
 
 __all__ = ["CHUNKING", "costs", "decode", "encode", "scan"]
@@ -86,42 +92,86 @@ def _flush(pairs, chunks, infos, words, out, written, places, headers):
         places[number], headers[number] = at, write_chunk(chunks[c], words, out[at:])
 
 
+@decode_jit
+def _cut_gaps(entries, count, size):
+    """Put entries that are no codes where a gap would be too long; return how many entries there are.
+
+    They go to the end of a gap that is as long as one may be.
+    """
+    more, previous = 0, -1
+    for i in range(count):
+        position = entries[i] >> 16
+        more += (position - previous - 1) // (MAX_GAP + 1)
+        previous = position
+    more_behind = (size - 1 - previous) // (MAX_GAP + 1) if count else 0
+    target = count + more
+    for k in range(more_behind):
+        entries[target + k] = previous + (k + 1) * (MAX_GAP + 1) << 16 | NO_CODE - 1 << 1
+    for i in range(count - 1, -1, -1):
+        if target == i + 1:
+            break
+        position, previous = entries[i] >> 16, entries[i - 1] >> 16 if i else -1
+        target -= 1
+        entries[target] = entries[i]
+        for k in range((position - previous - 1) // (MAX_GAP + 1), 0, -1):
+            target -= 1
+            entries[target] = previous + k * (MAX_GAP + 1) << 16 | NO_CODE - 1 << 1
+    return count + more + more_behind
+
+
 def _encode_tiles(
-    values, tiles, turns, steps, lists, group, coder, out, written, places, headers, keep, kept
+    values, tiles, units, turns, steps, lists, group, coder, out, written, places, headers, keep, kept
 ):
-    """Take tiles and encode them; return -1, or the tensor whose chunks are too large."""
+    """Take tiles, or those that share a chunk, and encode them.
+
+    Returns -1, or the tensor whose chunks are too large.
+    """
     entries, counts, planar = lists
     pairs, chunks, infos, words, histograms, costs = coder
     halves = pairs.view(np.uint16)
     waiting = count = 0
     while True:
         k = take_turn(turns)
-        if k >= tiles.shape[0]:
+        if k >= units.size - 1:
             break
-        start, blocks, size = tiles[k, TILE_START], tiles[k, TILE_BLOCKS], tiles[k, TILE_SIZE]
-        own_step = steps[tiles[k, TILE_TENSOR]]
-        mantissa, scale = np.int32(own_step[MANTISSA]), own_step[SCALE]
-        step = (own_step[INVERSE], own_step[THRESHOLD], own_step[MAGIC], mantissa, scale)
-        stride = blocks + PADDING
-        target = kept[start : start + size] if keep else kept
-        make_lists(values[start : start + size], blocks, step, stride, entries, counts, group, keep, target)
+        total = offset = size = 0
+        for j in range(units[k], units[k + 1]):
+            tile = tiles[j]
+            start, blocks, size, offset = (
+                tile[TILE_START],
+                tile[TILE_BLOCKS],
+                tile[TILE_SIZE],
+                tile[TILE_OFFSET],
+            )
+            own_step = steps[tile[TILE_TENSOR]]
+            mantissa, scale = np.int32(own_step[MANTISSA]), own_step[SCALE]
+            step = (own_step[INVERSE], own_step[THRESHOLD], own_step[MAGIC], mantissa, scale)
+            stride = blocks + PADDING
+            x, target = values[start : start + size], kept[start : start + size] if keep else kept
+            make_lists(x, blocks, step, stride, entries, counts, group, keep, target)
+            for f in range(area + 1):
+                row = entries[order[f] * stride : order[f] * stride + counts[order[f]]]
+                for i in range(row.size):
+                    planar[total + i] = row[i] + (offset + f * blocks << 16)
+                total += row.size
+            if tile[TILE_CHUNK_LOG2] >= TILE_LOG2 and total > MAX_NONZERO:
+                return tile[TILE_TENSOR]
 
-        total = 0
-        for f in range(area + 1):
-            row = entries[order[f] * stride : order[f] * stride + counts[order[f]]]
-            for j in range(row.size):
-                planar[total + j] = row[j] + (f * blocks << 16)
-            total += row.size
-
-        chunk_size = np.int64(1) << tiles[k, TILE_CHUNK_LOG2]
-        number = tiles[k, TILE_FIRST_CHUNK]
+        tile = tiles[units[k + 1] - 1]
+        number, all_end, chunk_size = (
+            tile[TILE_FIRST_CHUNK],
+            offset + size,
+            np.int64(1) << tile[TILE_CHUNK_LOG2],
+        )
+        if tile[TILE_CHUNK_LOG2] >= TILE_LOG2:
+            total, chunk_size = _cut_gaps(planar, total, all_end), all_end
         at = 0
-        for begin in range(0, size, chunk_size):
-            end = min(begin + chunk_size, size)
+        for begin in range(0, all_end, chunk_size):
+            end = min(begin + chunk_size, all_end)
             own = planar[at : at + np.searchsorted(planar[at:total], end << 16)]
             at += own.size
             if own.size > MAX_NONZERO:
-                return tiles[k, TILE_TENSOR]
+                return tile[TILE_TENSOR]
             if own.size:
                 chunk = chunks[waiting]
                 chunk[NUMBER], chunk[FIRST], chunk[PAIRS] = number, count, own.size
@@ -153,16 +203,16 @@ def _code(entry):
 
 
 @decode_jit
-def _add_rest(out, entries, mantissa, scale, weight):
+def _add_rest(out, entries, offset, mantissa, scale, weight):
     for entry in entries:
-        out[entry >> 16] += weight * to_value(_code(entry) << 18, mantissa, scale)
+        out[(entry >> 16) - offset] += weight * to_value(_code(entry) << 18, mantissa, scale)
 
 
-def _scatter(entries, blocks, codes, rows):
+def _scatter(entries, offset, blocks, codes, rows):
     """Write codes block after block, and to `rows` which rows of a block have any."""
     row_end = g = u = 0
     for entry in entries:
-        position = entry >> 16
+        position = (entry >> 16) - offset
         if position >= row_end:
             f = position // blocks
             row_end = (f + 1) * blocks
@@ -198,10 +248,10 @@ def _add_8(out, blocks, codes, rows, mantissa, scale, weight, s, values):
                 block[i] = 0
 
 
-def _scatter_planar(entries, blocks, codes, rows):
+def _scatter_planar(entries, offset, blocks, codes, rows):
     row_end = shift = 0
     for entry in entries:
-        position = entry >> 16
+        position = (entry >> 16) - offset
         if position >= row_end:
             f = position // blocks
             row_end = (f + 1) * blocks
@@ -238,25 +288,29 @@ def _add_tiles(out, tiles, turns, entries, places, counts, codes, rows, steps, w
         k = take_turn(turns)
         if k >= tiles.shape[0]:
             return
-        start, size, blocks = tiles[k, TILE_START], tiles[k, TILE_SIZE], tiles[k, TILE_BLOCKS]
-        first, chunk_log2 = tiles[k, TILE_FIRST_CHUNK], tiles[k, TILE_CHUNK_LOG2]
-        own_step = steps[tiles[k, TILE_TENSOR]]
+        tile = tiles[k]
+        start, size, blocks = tile[TILE_START], tile[TILE_SIZE], tile[TILE_BLOCKS]
+        first, chunk_log2 = tile[TILE_FIRST_CHUNK], tile[TILE_CHUNK_LOG2]
+        own_step = steps[tile[TILE_TENSOR]]
         mantissa, scale = np.int32(own_step[MANTISSA]), own_step[SCALE]
         target = out[start : start + size]
-        own_counts = counts[first : first + ((size - 1) >> chunk_log2) + 1]
-        plain = blocks * area if n > 1 else 0
-        many = n != 8 and own_counts.sum() * FEW >= size
+        offset, is_shared = tile[TILE_OFFSET], chunk_log2 >= TILE_LOG2
+        own_counts = counts[first : first + (1 if is_shared else ((size - 1) >> chunk_log2) + 1)]
+        plain = offset + (blocks * area if n > 1 else 0)
+        many = n != 8 and not is_shared and own_counts.sum() * FEW >= size
         for c in range(own_counts.size):
             own = entries[places[first + c] : places[first + c] + own_counts[c]]
+            if is_shared:
+                own = own[np.searchsorted(own, offset << 16) : np.searchsorted(own, offset + size << 16)]
             cut = own.size
             if cut and own[-1] >> 16 >= plain:
                 cut = np.searchsorted(own, plain << 16)
-                _add_rest(target, own[cut:], mantissa, scale, weight)
+                _add_rest(target, own[cut:], offset, mantissa, scale, weight)
             if n > 1:
                 if many:
-                    scatter_planar(own[:cut], blocks, codes, rows)
+                    scatter_planar(own[:cut], offset, blocks, codes, rows)
                 else:
-                    scatter(own[:cut], blocks, codes, rows)
+                    scatter(own[:cut], offset, blocks, codes, rows)
         if n > 1 and many:
             add_many(target, blocks, codes, rows, mantissa, scale, weight, s, values)
         elif n > 1:
@@ -278,16 +332,15 @@ def _adder(n: int) -> Kernel:
     return specialise(decode_jit, _add_tiles, n, add_few=few, add_many=many, **scatters, **constants)
 
 
-@making_jit
-def _gather_words(out, places, headers, total):
-    """Return the words of all chunks in order."""
-    words = np.empty(total, np.uint16)
+@decode_jit
+def _gather(headers, places, out, chunks, words):
+    """Write the headers and words of all chunks in order."""
     at = 0
     for c in range(places.size):
+        chunks[c] = headers[c]
         count = np.int64(headers[c] & MAX_WORDS)
         copy(out, places[c], words, at, count)
         at += count
-    return words
 
 
 @making_jit
@@ -303,7 +356,7 @@ def _place_entries(chunks, word_starts):
     total = 0
     for c in range(places.size):
         places[c] = total
-        total += min(chunks[c, pull.SIZE], 16 * (word_starts[c + 1] - word_starts[c]))
+        total += min(chunks[c, CHUNK_SIZE], 16 * (word_starts[c + 1] - word_starts[c]))
     return places, total
 
 
@@ -316,10 +369,11 @@ def _inverse_room(n: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
 
 @dataclass(frozen=True)
 class _Tiles:
-    """All tiles of one block size, the heaviest first, and what memory they take."""
+    """All tiles of one block size, and what memory they take."""
 
     n: int
     tiles: NDArray[np.int64]
+    units: NDArray[np.int64]  # where each run of tiles that one thread encodes begins, and where all end
     most: int  # values of a tile
     blocks: int  # of a tile
     chunks: int
@@ -330,7 +384,6 @@ class _Work:
     """What there is to do for a geometry, and how many threads it is worth at the most."""
 
     tiles: tuple[_Tiles, ...]
-    chunks: NDArray[np.int64]  # as `pull_chunks` takes them
     words: int  # at the most
     encoders: int
     decoders: int
@@ -344,47 +397,55 @@ def _work(geometry: Geometry) -> _Work:
     value = np.where(sides == 1, 0.1, np.where(sides == 8, 0.3, 1.0))
     bits = CHUNKING.bits / (1 << logs)
     weights = sizes * (value + 2 * bits)
-    heaviest_first = np.argsort(-weights, kind="stable")
-    counts = -(-sizes >> logs)
+    # Tiles that share a chunk stay together: each goes where the first of them does.
+    unit = np.cumsum(tiles[:, TILE_OFFSET] == 0) - 1
+    heaviest_first = np.argsort(-np.bincount(unit, weights)[unit], kind="stable")
     by_size = []
     for n in np.unique(sides).tolist():
         own = heaviest_first[sides[heaviest_first] == n]
-        most, blocks = int(sizes[own].max()), int(tiles[own, TILE_BLOCKS].max())
-        by_size.append(_Tiles(n, tiles[own], most, blocks, int(counts[own].sum())))
-
-    owner = np.repeat(np.arange(len(tiles)), counts)
-    begins = (np.arange(geometry.chunks) - tiles[owner, TILE_FIRST_CHUNK]) << logs[owner]
-    chunk_sizes = np.minimum(1 << logs[owner], sizes[owner] - begins)
+        begins = np.flatnonzero(tiles[own, TILE_OFFSET] == 0)
+        by_size.append(
+            _Tiles(
+                n=n,
+                tiles=tiles[own],
+                units=np.append(begins, own.size),
+                most=int(sizes[own].max()),
+                blocks=int(tiles[own, TILE_BLOCKS].max()),
+                chunks=int((-(-sizes[own] >> logs[own])).sum()),
+            )
+        )
     return _Work(
         tiles=tuple(by_size),
-        chunks=np.stack([begins, chunk_sizes], axis=1),
-        words=int((PAIR_WORDS * sizes + (STATE_WORDS + PAIR_WORDS) * counts).sum()),
+        words=PAIR_WORDS * int(sizes.sum()) + (STATE_WORDS + PAIR_WORDS) * geometry.chunks,
         encoders=1 + int(weights.sum() / _WORTH_A_THREAD),
         decoders=1 + int((sizes * (value * (sides > 1) + 1.5 * bits)).sum() / _WORTH_A_THREAD),
     )
 
 
 def encode(
-    values: Vector, geometry: Geometry, steps: Steps, kept: Vector | None, threads: int
-) -> tuple[NDArray[np.uint32], NDArray[np.uint16], int]:
-    """Return the chunk headers, all words, and -1.
-
-    Instead of -1: a tensor one of whose chunks has more codes than a header can count.
-    """
+    values: Vector,
+    headers: NDArray[np.void],
+    geometry: Geometry,
+    steps: Steps,
+    kept: Vector | None,
+    crew: Crew,
+) -> tuple[Payload | None, int]:
+    """Return the stream; or None, and a tensor one of whose chunks has more codes than a header can count."""
     work = _work(geometry)
-    headers = np.zeros(geometry.chunks, CHUNK)
+    chunk_headers = np.zeros(geometry.chunks, CHUNK)
     places = np.zeros(geometry.chunks, np.int64)
     out, written = room("out", work.words, np.uint16), new_turns()
-    turns = [new_turns() for _ in work.tiles]
+    more, once = [new_turns() for _ in work.tiles[1:]], new_turns()
+    own_floats = []
 
-    def encode_some(part: _Tiles, turns: NDArray[np.int64]) -> int:
-        n, chunks = part.n, part.chunks
+    def encode_some(part: _Tiles, turns: Turns) -> int:
+        n, chunks, most = part.n, part.chunks, part.most + MAX_NONZERO
         lists = (
             room("entries", part.most + (PADDING + 1) * (n * n + 1), np.int64),
             room("counts", n * n + 1, np.int64),
-            room("planar", part.most, np.int64),
+            room("planar", most, np.int64),
         )
-        pairs = PAIRS_AT_ONCE + part.most
+        pairs = PAIRS_AT_ONCE + most
         coder = (
             room("pairs", pairs, np.uint64),
             room("chunks", CHUNK_COLUMNS * chunks, np.int64)[: CHUNK_COLUMNS * chunks].reshape(chunks, -1),
@@ -394,58 +455,66 @@ def encode(
             room("costs", TABLES, np.int32),
         )
         too_large: int = _encoder(n)(
-            values, part.tiles, turns, steps, lists, group_room(n), coder, out, written, places, headers,
-            kept is not None, _NOTHING if kept is None else kept,
+            values, part.tiles, part.units, turns, steps, lists, group_room(n), coder, out, written, places,
+            chunk_headers, kept is not None, _NOTHING if kept is None else kept,
         )  # fmt: skip
         return too_large
 
-    def encode_on_thread() -> int:
-        return max(map(encode_some, work.tiles, turns), default=-1)
+    def encode_on_thread(turns: Turns) -> int:
+        if take_turn(once) == 0:
+            own_floats.append(floats.encode(values, headers, geometry, kept))
+        return max(map(encode_some, work.tiles, [turns, *more]), default=-1)
 
-    too_large = max(run_on(min(threads, work.encoders), encode_on_thread))
-    return headers, _gather_words(out, places, headers, written[0]), too_large
+    too_large = max(crew.run(work.encoders, encode_on_thread))
+    if too_large >= 0:
+        return None, too_large
+    payload = new_payload(headers, geometry, geometry.words_at + 2 * int(written[0]))
+    chunks, words = payload[geometry.chunks_at : geometry.floats_at], payload[geometry.words_at :]
+    _gather(chunk_headers, places, out, chunks.view(CHUNK), words.view("<u2"))
+    payload[geometry.floats_at : geometry.words_at].view("<u2")[:] = own_floats[0]
+    return payload, -1
 
 
-def pull_entries(stream: Stream, threads: int) -> tuple[NDArray[np.int64], ...]:
+def pull_entries(stream: Stream, crew: Crew) -> tuple[NDArray[np.int64], ...]:
     """Decode all chunks: return entries, where those of each chunk begin, and how many it has.
 
     The entries lie in this thread's memory, until its next call.
     """
-    work = _work(stream.geometry)
-    places, most = _place_entries(work.chunks, stream.word_starts)
+    work, rows = _work(stream.geometry), stream.geometry.chunk_rows
+    places, most = _place_entries(rows, stream.word_starts)
     entries = room("entries", most, np.int64)
-    counts, turns = np.empty(stream.geometry.chunks, np.int64), new_turns()
+    counts = np.empty(stream.geometry.chunks, np.int64)
 
-    def pull_some() -> int:
+    def pull_some(turns: Turns) -> int:
         bad: int = pull.pull_chunks(
-            work.chunks, turns, stream.words, stream.word_starts, stream.chunks, SLOT, pull.PULLS,
+            rows, turns, stream.words, stream.word_starts, stream.chunks, SLOT, pull.PULLS,
             room("lanes", 2 * pull.LANE, np.uint64).reshape(2, pull.LANE), entries, places, counts,
         )  # fmt: skip
         return bad
 
-    bad = max(run_on(min(threads, work.decoders), pull_some))
+    bad = max(crew.run(work.decoders, pull_some))
     if bad >= 0:
         raise StreamError(f"chunk {bad} is damaged", hint=HINT)
     return entries, places, counts
 
 
-def decode(stream: Stream, steps: Steps, out: Vector, weight: np.float32, threads: int) -> None:
+def decode(stream: Stream, out: Vector, weight: np.float32, crew: Crew) -> None:
     """Add the decoded tiles times `weight` onto `out`; touch it only if all of them are valid."""
-    entries, places, counts = pull_entries(stream, threads)
+    entries, places, counts = pull_entries(stream, crew)
     work = _work(stream.geometry)
-    turns = [new_turns() for _ in work.tiles]
+    more = [new_turns() for _ in work.tiles[1:]]
 
-    def add_some(part: _Tiles, turns: NDArray[np.int64]) -> None:
+    def add_some(part: _Tiles, turns: Turns) -> None:
         n = part.n
         _adder(n)(
             out, part.tiles, turns, entries, places, counts,
             clean_room("codes", part.most + PADDING * n * n if n > 1 else 1, np.int16),
             clean_room("rows", part.blocks if n > 1 else 1, np.uint64),
-            steps, weight, *_inverse_room(n),
+            stream.steps, weight, *_inverse_room(n),
         )  # fmt: skip
 
-    def add_on_thread() -> None:
-        for part, turn in zip(work.tiles, turns, strict=True):
+    def add_on_thread(turns: Turns) -> None:
+        for part, turn in zip(work.tiles, [turns, *more], strict=False):
             add_some(part, turn)
 
-    run_on(min(threads, work.decoders), add_on_thread)
+    crew.run(work.decoders, add_on_thread)

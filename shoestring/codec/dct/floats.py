@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Vector
-from shoestring.codec.dct.format import HINT, Geometry, Stream
+from shoestring.codec.dct.format import Geometry
 from shoestring.codec.dct.jit import copy, decode_jit
-from shoestring.errors import StreamError
 
 Words = NDArray[np.uint16]
 
@@ -30,29 +29,15 @@ def encode(values: Vector, headers: NDArray[np.void], geometry: Geometry, kept: 
     target = values if kept is None else kept
     _pack(
         values, values.view(np.uint32), floats.starts, floats.sizes, floats.tensors, floats.is_half,
-        headers["exponent"], words, keep, target,
+        headers.view(np.int8).reshape(-1, 4), words, keep, target,
     )  # fmt: skip
     if keep:
         _copy(values, geometry.zero_starts, geometry.zero_sizes, target)
     return words
 
 
-def read(stream: Stream) -> Vector:
-    """Return the values of all tensors sent as floats, end to end, or raise `StreamError`."""
-    floats = stream.geometry.floats
-    own = np.empty(floats.values, np.float32)
-    words = stream.payload[stream.geometry.words_at - 2 * floats.words : stream.geometry.words_at].view("<u2")
-    bad = _unpack(
-        words, floats.sizes, floats.tensors, floats.is_half, stream.headers["exponent"], own,
-        own.view(np.uint32),
-    )  # fmt: skip
-    if bad >= 0:
-        raise StreamError(f"tensor {floats.tensors[bad]} holds NaN or infinity", hint=HINT)
-    return own
-
-
 def add(own: Vector, geometry: Geometry, out: Vector, weight: np.float32) -> None:
-    """Add the values that were read, times `weight`."""
+    """Add values that were read (`stream.py`), times `weight`."""
     _add(own, geometry.floats.starts, geometry.floats.sizes, out, weight)
 
 
@@ -85,10 +70,10 @@ def of_half(word):
 
 
 @decode_jit
-def _pack(values, bits, starts, sizes, tensors, is_half, exponents, words, keep, kept):
+def _pack(values, bits, starts, sizes, tensors, is_half, headers, words, keep, kept):
     word = 0
     for k in range(starts.size):
-        exponent = exponents[tensors[k]]
+        exponent = headers[tensors[k], 3]
         scale, inverse = _scale(exponent), _scale(-exponent)
         for i in range(starts[k], starts[k] + sizes[k]):
             if is_half[k]:
@@ -105,21 +90,21 @@ def _pack(values, bits, starts, sizes, tensors, is_half, exponents, words, keep,
 
 
 @decode_jit
-def _unpack(words, sizes, tensors, is_half, exponents, own, bits):
-    """Write the values of all tensors; return the first that is not finite, or -1."""
+def unpack(words, sizes, tensors, is_half, headers, own, bits):
+    """Write the values of all tensors sent as floats; return the first that is not finite, or -1."""
     at = word = 0
     for k in range(sizes.size):
-        scale = _scale(exponents[tensors[k]])
+        scale = _scale(headers[tensors[k], 3])
         for i in range(at, at + sizes[k]):
             if is_half[k]:
                 if words[word] & _HALF_INFINITE == _HALF_INFINITE:
-                    return k
+                    return tensors[k]
                 own[i] = of_half(words[word]) * scale
                 word += 1
             else:
                 bits[i] = np.uint32(words[word]) | np.uint32(words[word + 1]) << np.uint32(16)
                 if bits[i] & _INFINITE == _INFINITE:
-                    return k
+                    return tensors[k]
                 word += 2
         at += sizes[k]
     return -1

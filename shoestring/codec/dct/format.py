@@ -1,8 +1,6 @@
-"""The stream: its parts, their limits, and the one parser that all backends share.
+"""The layout of a stream: its parts, their limits, and where each of them lies.
 
-README.md beside this file is the specification. `parse` checks everything that
-can be checked without decoding symbols and hands out arrays of fixed types; a
-backend never looks at a length that it has not been through.
+README.md beside this file is the specification; `stream.py` reads and writes what is said here.
 """
 
 from dataclasses import dataclass
@@ -11,12 +9,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from shoestring.codec.base import Layout, Payload
+from shoestring.codec.base import Layout
 from shoestring.codec.dct.basis import BASIS_SCALE_LOG2
-from shoestring.errors import StreamError
 
 CODEC_ID = 0xDC
-VERSION = 1
+VERSION = 2
 
 ZERO = 0  # all values are zero; nothing follows
 HALF = 1  # float16 values times a power of two
@@ -25,18 +22,23 @@ BLOCKS = (1, 3, 4, 5, 7, 8, 16, 32)  # kind 3 + index: n x n blocks; 1 is no tra
 FIRST_BLOCK_KIND = 3
 KINDS = FIRST_BLOCK_KIND + len(BLOCKS)
 
-MIN_CHUNK_LOG2, MAX_CHUNK_LOG2 = 10, 18
+MIN_CHUNK_LOG2, MAX_CHUNK_LOG2 = 10, 20
 MIN_MANTISSA, MAX_MANTISSA = 16, 31
 MIN_EXPONENT, MAX_EXPONENT = -100, 100
-TILE_VALUES = 1 << 18
+TILE_LOG2 = 18  # chunks as large as this or larger are whole tiles
+TILE_VALUES = 1 << TILE_LOG2
+MAX_GAP = (1 << 18) - 1
 MAX_LEVEL = 32767
+NO_CODE = MAX_LEVEL + 1  # a level that stands for a zero: it cuts a gap that is too long
 
 # A decoded value is an integer below 2**24 times 2**(exponent - GRID_LOG2): exact.
 GRID_LOG2 = 6
 BASIS_SHIFT = BASIS_SCALE_LOG2
 INVERSE_SHIFT = 12
 
-PREFIX = np.dtype([("codec", "u1"), ("version", "u1"), ("tensors", "<u2")])
+PREFIX_BYTES = 4
+ALIGNMENT = 4  # of the chunk headers
+# A tensor header as it is kept in memory; in a stream it is shorter.
 TENSOR = np.dtype([("kind", "u1"), ("chunk_log2", "u1"), ("mantissa", "u1"), ("exponent", "i1")])
 CHUNK = np.dtype("<u4")  # bits 0-17: words, 18-24: gap table, 25-31: level table
 MAX_WORDS = (1 << 18) - 1
@@ -56,10 +58,18 @@ def block_of_kind(kind: int) -> int:
     return BLOCKS[kind - FIRST_BLOCK_KIND]
 
 
-# Columns of `Geometry.tiles`. A tile is a run of whole blocks of one tensor (the last
-# one has the rest too), coded on its own in planar order: all codes of the first
-# frequency, all of the second, ..., then the rest.
-TILE_START, TILE_BLOCKS, TILE_SIZE, TILE_SIDE, TILE_CHUNK_LOG2, TILE_FIRST_CHUNK, TILE_TENSOR = range(7)
+# Columns of `Geometry.tiles`. A tile is a run of whole blocks of one tensor (the last one has the
+# rest too), in planar order: all codes of the first frequency, all of the second, ..., then the
+# rest. A tile has chunks of its own, from TILE_FIRST_CHUNK on, or shares one with its neighbours,
+# in which it begins at TILE_OFFSET.
+(
+    TILE_START, TILE_BLOCKS, TILE_SIZE, TILE_SIDE, TILE_CHUNK_LOG2, TILE_FIRST_CHUNK, TILE_TENSOR,
+    TILE_OFFSET, TILE_COLUMNS,
+) = range(9)  # fmt: skip
+
+# Columns of `Geometry.chunk_rows`: where a chunk begins in its (first) tile, how many codes it has,
+# where the first of them lies in the bucket, and its tensor.
+CHUNK_BEGIN, CHUNK_SIZE, CHUNK_START, CHUNK_TENSOR = range(4)
 
 
 @dataclass(frozen=True)
@@ -78,13 +88,18 @@ class FloatTensors:
 class Geometry:
     """Where the parts of a stream with given tensor headers lie. Equal only to itself."""
 
-    tiles: NDArray[np.int64]  # [tiles, 7]
-    chunks: int
+    tiles: NDArray[np.int64]  # [tiles, TILE_COLUMNS]
+    chunk_rows: NDArray[np.int64]  # [chunks, 4]
     floats: FloatTensors
     zero_starts: NDArray[np.int64]  # of the tensors that are not sent at all
     zero_sizes: NDArray[np.int64]
     chunks_at: int  # byte offset of the chunk headers
-    words_at: int  # byte offset of the words
+    floats_at: int  # of the floats
+    words_at: int  # of the words
+
+    @property
+    def chunks(self) -> int:
+        return len(self.chunk_rows)
 
 
 def cut(size: int, n: int) -> list[tuple[int, int, int]]:
@@ -103,6 +118,12 @@ def cut(size: int, n: int) -> list[tuple[int, int, int]]:
     return tiles
 
 
+def headers_bytes(tensors: int, exponents: int, coded: int) -> int:
+    """Return how many bytes prefix and headers take, padding included: so many tensors have an exponent,
+    and so many are coded in blocks."""
+    return -(-(PREFIX_BYTES + tensors + exponents + coded) // ALIGNMENT) * ALIGNMENT
+
+
 def lay_out(layout: Layout, headers: NDArray[np.void]) -> Geometry:
     """Say where everything lies, from the layout and the (checked) tensor headers."""
     return _lay_out(layout, headers["kind"].tobytes(), headers["chunk_log2"].tobytes())
@@ -110,27 +131,58 @@ def lay_out(layout: Layout, headers: NDArray[np.void]) -> Geometry:
 
 @lru_cache(maxsize=1024)  # a large model has hundreds of parts
 def _lay_out(layout: Layout, kinds: bytes, chunk_logs: bytes) -> Geometry:
-    rows: list[tuple[int, ...]] = []
-    chunks = 0
-    for index, size in enumerate(layout.sizes):
-        kind, chunk_log2 = kinds[index], chunk_logs[index]
-        if kind >= FIRST_BLOCK_KIND:
-            n = block_of_kind(kind)
-            for start, blocks, values in cut(size, n):
-                rows.append((layout.offsets[index] + start, blocks, values, n, chunk_log2, chunks, index))
-                chunks += -(-values // (1 << chunk_log2))
+    tiles = _find_tiles(layout, kinds, chunk_logs)
+    chunk_rows = _find_chunks(tiles)
     floats = _find_floats(layout, kinds)
     zero = [index for index, kind in enumerate(kinds) if kind == ZERO]
-    chunks_at = PREFIX.itemsize + TENSOR.itemsize * len(layout.sizes)
+    coded = sum(kind >= FIRST_BLOCK_KIND for kind in kinds)
+    chunks_at = headers_bytes(len(kinds), coded + kinds.count(HALF), coded)
+    floats_at = chunks_at + CHUNK.itemsize * len(chunk_rows)
     return Geometry(
-        tiles=np.array(rows, np.int64).reshape(-1, 7),
-        chunks=chunks,
+        tiles=tiles,
+        chunk_rows=chunk_rows,
         floats=floats,
         zero_starts=np.array([layout.offsets[index] for index in zero], np.int64),
         zero_sizes=np.array([layout.sizes[index] for index in zero], np.int64),
         chunks_at=chunks_at,
-        words_at=chunks_at + CHUNK.itemsize * chunks + 2 * floats.words,
+        floats_at=floats_at,
+        words_at=floats_at + 2 * floats.words,
     )
+
+
+def _find_tiles(layout: Layout, kinds: bytes, chunk_logs: bytes) -> NDArray[np.int64]:
+    rows: list[tuple[int, ...]] = []
+    chunks = 0
+    for index, size in enumerate(layout.sizes):
+        if kinds[index] < FIRST_BLOCK_KIND or not size:
+            continue
+        n, chunk_log2 = block_of_kind(kinds[index]), chunk_logs[index]
+        together = 1 << max(chunk_log2 - TILE_LOG2, 0)  # tiles that share a chunk
+        offset = 0
+        for k, (start, blocks, values) in enumerate(cut(size, n)):
+            if k % together == 0:
+                offset, first = 0, chunks
+                chunks += -(-values // (1 << chunk_log2)) if chunk_log2 < TILE_LOG2 else 1
+            place = layout.offsets[index] + start
+            rows.append((place, blocks, values, n, chunk_log2, first, index, offset))
+            offset += values
+    return np.array(rows, np.int64).reshape(-1, TILE_COLUMNS)
+
+
+def _find_chunks(tiles: NDArray[np.int64]) -> NDArray[np.int64]:
+    """List the chunks of all tiles."""
+    logs, sizes, is_first = tiles[:, TILE_CHUNK_LOG2], tiles[:, TILE_SIZE], tiles[:, TILE_OFFSET] == 0
+    is_small = logs < TILE_LOG2
+    owner = np.repeat(np.arange(len(tiles)), np.where(is_small, -(-sizes >> logs), is_first))
+    begins = np.where(is_small, 1 << logs, 0)[owner] * (
+        np.arange(owner.size) - tiles[owner, TILE_FIRST_CHUNK]
+    )
+    # What tiles that share a chunk have together is what the last of them ends at.
+    ends = np.zeros(owner.size, np.int64)
+    np.maximum.at(ends, tiles[:, TILE_FIRST_CHUNK], tiles[:, TILE_OFFSET] + sizes)
+    chunk_sizes = np.where(is_small[owner], np.minimum(1 << logs[owner], sizes[owner] - begins), ends)
+    starts = tiles[owner, TILE_START] + begins
+    return np.stack([begins, chunk_sizes, starts, tiles[owner, TILE_TENSOR]], axis=1)
 
 
 def _find_floats(layout: Layout, kinds: bytes) -> FloatTensors:
@@ -145,80 +197,3 @@ def _find_floats(layout: Layout, kinds: bytes) -> FloatTensors:
         values=sum(sizes),
         words=sum(size if half else 2 * size for size, half in zip(sizes, is_half, strict=True)),
     )
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A parsed stream: every length in it has been checked against the layout."""
-
-    headers: NDArray[np.void]  # TENSOR, one a tensor
-    geometry: Geometry
-    chunks: NDArray[np.uint32]  # CHUNK
-    word_starts: NDArray[np.int64]  # [chunks + 1]
-    words: NDArray[np.uint16]
-    payload: Payload
-
-
-def parse(payload: Payload, layout: Layout) -> Stream:
-    """Check a payload's structure; symbols are checked when they are decoded."""
-    tensors = len(layout.sizes)
-    headers_end = PREFIX.itemsize + TENSOR.itemsize * tensors
-    if payload.size < headers_end:
-        raise StreamError(f"{payload.size} bytes are too few for the headers of {tensors} tensors", hint=HINT)
-    codec, version, counted = payload[: PREFIX.itemsize].view(PREFIX)[0].item()
-    if codec != CODEC_ID:
-        raise StreamError(f"the first byte is {codec}, not {CODEC_ID}: not a dct stream", hint=HINT)
-    if version != VERSION:
-        raise StreamError(
-            f"the stream is version {version}, this is version {VERSION}",
-            hint="run the same version of shoestring on every host",
-        )
-    if counted != tensors & 0xFFFF:
-        raise StreamError(f"the stream has {counted} tensors, the layout {tensors}", hint=HINT)
-    headers = payload[PREFIX.itemsize : headers_end].view(TENSOR)
-    _check_headers(headers)
-    geometry = lay_out(layout, headers)
-    if payload.size < geometry.words_at:
-        raise StreamError(f"{payload.size} bytes, at least {geometry.words_at} expected", hint=HINT)
-    chunks = payload[geometry.chunks_at :][: CHUNK.itemsize * geometry.chunks].view(CHUNK)
-    word_starts = np.zeros(geometry.chunks + 1, np.int64)
-    (chunks & MAX_WORDS).cumsum(out=word_starts[1:])
-    expected = geometry.words_at + 2 * int(word_starts[-1])
-    if payload.size != expected:
-        raise StreamError(f"{payload.size} bytes, but the chunks add up to {expected}", hint=HINT)
-    words = payload[geometry.words_at :].view("<u2")
-    return Stream(headers, geometry, chunks, word_starts, words, payload)
-
-
-def _limits() -> tuple[NDArray[np.int16], NDArray[np.int16]]:
-    """The least and the most of each field of a header, by its kind."""
-    least = np.tile(np.array([0, 0, 0, -128], np.int16), (256, 1))
-    most = np.tile(np.array([255, 255, 255, 127], np.int16), (256, 1))
-    most[KINDS:, 0] = -1  # no such kind
-    least[HALF:, 3], most[HALF:, 3] = MIN_EXPONENT, MAX_EXPONENT
-    least[FIRST_BLOCK_KIND:, 1:3] = MIN_CHUNK_LOG2, MIN_MANTISSA
-    most[FIRST_BLOCK_KIND:, 1:3] = MAX_CHUNK_LOG2, MAX_MANTISSA
-    return least, most
-
-
-_LEAST, _MOST = _limits()
-
-
-def _check_headers(headers: NDArray[np.void]) -> None:
-    fields = headers.view(np.uint8).reshape(-1, TENSOR.itemsize).astype(np.int16)
-    fields[:, 3] = headers["exponent"]  # the one with a sign
-    kinds = fields[:, 0]
-    valid = (fields >= _LEAST[kinds]) & (fields <= _MOST[kinds])
-    if not valid.all():
-        raise StreamError(f"the header of tensor {int(np.argmin(valid.all(1)))} is out of range", hint=HINT)
-
-
-def join(
-    headers: NDArray[np.void],
-    chunks: NDArray[np.uint32],
-    floats: NDArray[np.uint16],
-    words: NDArray[np.uint16],
-) -> Payload:
-    """Join the parts of a stream."""
-    prefix = np.array([(CODEC_ID, VERSION, len(headers) & 0xFFFF)], PREFIX)
-    return np.concatenate([part.view(np.uint8) for part in (prefix, headers, chunks, floats, words)])

@@ -15,58 +15,71 @@ from numpy.typing import NDArray
 
 from shoestring.codec.base import Layout, Vector
 from shoestring.codec.dct.choice import Floats, Question
+from shoestring.codec.dct.crew import Crew
 from shoestring.codec.dct.entropy import cheapest_table, extra_bits_of, symbol_of
 from shoestring.codec.dct.jit import Kernel, copy, decode_jit, encode_jit, specialise, sum_jit
 from shoestring.codec.dct.lists import group_room, list_order, lister
 from shoestring.codec.dct.sampling import lanes_of, sample_shape
 from shoestring.codec.dct.steps import ROUNDING
 from shoestring.codec.dct.tables import COST_ONE_BIT, SYMBOLS, TABLES
-from shoestring.codec.dct.turns import new_turns, take_turn
-from shoestring.codec.scratch import room, run_on
+from shoestring.codec.dct.turns import Turns, new_turns, take_turn
+from shoestring.codec.scratch import room
 
 _NON_FINITE = np.int32(0x7F800000)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _SEGMENT = 1 << 16
+# Values that a thread scans at a time: memory is read fastest in long runs, as long as all have some.
+_RUNS, _SHORTEST_RUN, _LONGEST_RUN = 16, 1 << 16, 1 << 19
 # How many values are worth a further thread: to wake one takes as long as some of them.
 _SCANNED, _SAMPLED = 1 << 20, 1 << 17
 
 
 @sum_jit
-def _scan(values, bits, starts, sizes, turns, energy, top):
+def _scan(values, bits, starts, sizes, runs, turns, energy, top):
     while True:
-        k = take_turn(turns)
-        if k >= starts.size:
+        run = take_turn(turns)
+        if run >= runs.size - 1:
             return
-        own = values[starts[k] : starts[k] + sizes[k]]
-        own_bits = bits[starts[k] : starts[k] + sizes[k]]
-        total = 0.0
-        largest = np.int32(0)
-        for i in range(own.size):
-            value = np.float64(own[i])
-            total += value * value
-            largest = max(largest, own_bits[i] & _MAGNITUDE)
-        energy[k] = total
-        top[k] = largest
+        for k in range(runs[run], runs[run + 1]):
+            own = values[starts[k] : starts[k] + sizes[k]]
+            own_bits = bits[starts[k] : starts[k] + sizes[k]]
+            total = 0.0
+            largest = np.int32(0)
+            for i in range(own.size):
+                value = np.float64(own[i])
+                total += value * value
+                largest = max(largest, own_bits[i] & _MAGNITUDE)
+            energy[k] = total
+            top[k] = largest
 
 
 @dataclass(frozen=True)
 class _Segments:
-    """A bucket cut into pieces that threads take: the first of each tensor, starts and sizes."""
+    """A bucket cut into pieces of one tensor each, and these into runs that threads take."""
 
-    begins: NDArray[np.int64]  # [tensors + 1]
+    begins: NDArray[np.int64]  # [tensors + 1], the first piece of each tensor
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
+    runs: NDArray[np.int64]  # the first piece of each run, and how many pieces there are
 
 
 @lru_cache(maxsize=1024)  # a large model has hundreds of parts
 def _segments(layout: Layout) -> _Segments:
-    begins, starts, sizes = [0], [], []
+    length = min(max(layout.total // _RUNS, _SHORTEST_RUN), _LONGEST_RUN)
+    begins, runs, run = [0], [0], 0
+    starts: list[int] = []
+    sizes: list[int] = []
     for offset, size in zip(layout.offsets, layout.sizes, strict=False):
         for first in range(0, size, _SEGMENT):
+            if run >= length:
+                runs.append(len(sizes))
+                run = 0
             starts.append(offset + first)
             sizes.append(min(_SEGMENT, size - first))
+            run += sizes[-1]
         begins.append(len(starts))
-    return _Segments(*(np.array(column, np.int64) for column in (begins, starts, sizes)))
+    runs.append(len(sizes))
+    return _Segments(*(np.array(column, np.int64) for column in (begins, starts, sizes, runs)))
 
 
 @decode_jit
@@ -83,14 +96,16 @@ def _sum_up(begins, sums, tops, energy, largest):
     return -1
 
 
-def scan(values: Vector, layout: Layout, threads: int) -> tuple[Floats, Floats, int]:
+def scan(values: Vector, layout: Layout, crew: Crew) -> tuple[Floats, Floats, int]:
     """Return each tensor's energy and largest magnitude, and the first that is not finite or -1."""
     energy, largest = np.zeros(len(layout.sizes)), np.zeros(len(layout.sizes))
     cut = _segments(layout)
     sums, tops = np.empty(cut.starts.size), np.empty(cut.starts.size, np.int32)
-    bits, turns = values.view(np.int32), new_turns()
-    threads = min(threads, 1 + layout.total // _SCANNED)
-    run_on(threads, lambda: _scan(values, bits, cut.starts, cut.sizes, turns, sums, tops))
+    bits = values.view(np.int32)
+    crew.run(
+        1 + layout.total // _SCANNED,
+        lambda turns: _scan(values, bits, cut.starts, cut.sizes, cut.runs, turns, sums, tops),
+    )
     return energy, largest, _sum_up(cut.begins, sums, tops, energy, largest)
 
 
@@ -207,18 +222,18 @@ def _samples(layout: Layout, question: Question) -> tuple[list[_Samples], int]:
     return by_size, int(weights.sum())
 
 
-def costs(values: Vector, layout: Layout, question: Question, steps: Floats, threads: int) -> Floats:
+def costs(values: Vector, layout: Layout, question: Question, steps: Floats, crew: Crew) -> Floats:
     """Return [bits, squared error in steps squared], both a value, of each sample at its step."""
     results = np.zeros((2, len(question.wanted)))
     by_size, total = _samples(layout, question)
-    turns = [new_turns() for _ in by_size]
+    more = [new_turns() for _ in by_size[1:]]
 
-    def measure() -> None:
-        for own, turn in zip(by_size, turns, strict=True):
+    def measure(turns: Turns) -> None:
+        for own, turn in zip(by_size, [turns, *more], strict=False):
             _measurer(own.n)(
                 values, own.numbers, own.starts, own.sizes, own.shapes, turn, steps, *_room_for(own.n),
                 results,
             )  # fmt: skip
 
-    run_on(min(threads, 1 + total // _SAMPLED), measure)
+    crew.run(1 + total // _SAMPLED, measure)
     return results

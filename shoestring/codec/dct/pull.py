@@ -4,13 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.dct.entropy import LOWEST
-from shoestring.codec.dct.format import MAX_LEVEL, STATE_WORDS
+from shoestring.codec.dct.format import CHUNK_BEGIN, CHUNK_SIZE, NO_CODE, STATE_WORDS
 from shoestring.codec.dct.jit import decode_jit
 from shoestring.codec.dct.tables import CUM, EXTRA, FREQ, PROBABILITY_BITS, START, SYMBOLS, TABLES
 from shoestring.codec.dct.turns import take_turn
-
-# Columns of a chunk: the position of its first code in its tile, and how many codes it has.
-BEGIN, SIZE = range(2)
 
 # What a decoder needs of a symbol, [gap or level, TABLES, SYMBOLS * columns]: the number it
 # starts at is doubled for levels, whose lowest bit is the sign.
@@ -37,7 +34,7 @@ _LOWEST = np.uint64(LOWEST)
 _SLOT_MASK = np.uint64((1 << PROBABILITY_BITS) - 1)
 _PROBABILITY_BITS = np.uint64(PROBABILITY_BITS)
 _ONE, _SIXTEEN = np.uint64(1), np.uint64(16)
-_TOO_LARGE = np.uint64(MAX_LEVEL << 1)
+_NO_CODE, _TOO_LARGE = np.uint64(NO_CODE - 1 << 1), np.uint64(NO_CODE << 1)
 _CODE_WORDS = np.uint64(4)  # no code takes more
 _FAR = np.uint64(0xFFFFFFFFFFFFFFFF)
 
@@ -88,8 +85,8 @@ def _close(lane, chunk, out, words, slots, infos, entries):
     gap_slots, gap_infos = slots[lane[_GAPS]], infos[0, lane[_GAPS]]
     level_slots, level_infos = slots[lane[_LEVELS]], infos[1, lane[_LEVELS]]
     gap_state, level_state, at, last = lane[_GAP], lane[_LEVEL], lane[_AT], lane[_STOP] - _ONE
-    position, count, size = lane[_POSITION], lane[_COUNT], np.uint64(chunk[SIZE])
-    begin, out = np.uint64(chunk[BEGIN]), np.uint64(out)
+    position, count, size = lane[_POSITION], lane[_COUNT], np.uint64(chunk[CHUNK_SIZE])
+    begin, out = np.uint64(chunk[CHUNK_BEGIN]), np.uint64(out)
     lane[_BUSY] = 0
     if lane[_BAD]:
         return -1
@@ -101,8 +98,9 @@ def _close(lane, chunk, out, words, slots, infos, entries):
         level, level_state, at = _pull(level_state, level_slots, level_infos, words, at, last)
         if level >= _TOO_LARGE or at > lane[_STOP]:
             return -1
-        entries[out + count] = np.int64((begin + position) << _SIXTEEN | level)
-        count += _ONE
+        if level < _NO_CODE:
+            entries[out + count] = np.int64((begin + position) << _SIXTEEN | level)
+            count += _ONE
         position += _ONE
     if position != size or at != lane[_STOP] or gap_state != _LOWEST or level_state != _LOWEST:
         return -1
@@ -121,9 +119,9 @@ def _pull_two(a, b, chunks, places, words, slots, infos, entries):
     b_level_slots, b_level_infos = slots[b[_LEVELS]], infos[1, b[_LEVELS]]
     a_gap_state, a_level_state, a_at, a_safe = a[_GAP], a[_LEVEL], a[_AT], a[_STOP] - _CODE_WORDS
     b_gap_state, b_level_state, b_at, b_safe = b[_GAP], b[_LEVEL], b[_AT], b[_STOP] - _CODE_WORDS
-    a_begin, b_begin = np.uint64(chunks[a[_CHUNK], BEGIN]), np.uint64(chunks[b[_CHUNK], BEGIN])
-    a_end = a_begin + np.uint64(chunks[a[_CHUNK], SIZE])
-    b_end = b_begin + np.uint64(chunks[b[_CHUNK], SIZE])
+    a_begin, b_begin = np.uint64(chunks[a[_CHUNK], CHUNK_BEGIN]), np.uint64(chunks[b[_CHUNK], CHUNK_BEGIN])
+    a_end = a_begin + np.uint64(chunks[a[_CHUNK], CHUNK_SIZE])
+    b_end = b_begin + np.uint64(chunks[b[_CHUNK], CHUNK_SIZE])
     a_position, b_position = a_begin + a[_POSITION], b_begin + b[_POSITION]
     a_first, b_first = np.uint64(places[a[_CHUNK]]), np.uint64(places[b[_CHUNK]])
     a_out, b_out = a_first + a[_COUNT], b_first + b[_COUNT]
@@ -140,9 +138,11 @@ def _pull_two(a, b, chunks, places, words, slots, infos, entries):
         entries[b_out] = np.int64((b_position + b_gap) << _SIXTEEN | b_level)
         a_out, b_out = a_out + _ONE, b_out + _ONE
         a_position, b_position = a_position + a_gap + _ONE, b_position + b_gap + _ONE
-        if a_level >= _TOO_LARGE or b_level >= _TOO_LARGE:
+        if a_level >= _NO_CODE or b_level >= _NO_CODE:
+            a_out, b_out = a_out - np.uint64(a_level >= _NO_CODE), b_out - np.uint64(b_level >= _NO_CODE)
             a[_BAD], b[_BAD] = a_level >= _TOO_LARGE, b_level >= _TOO_LARGE
-            break
+            if a[_BAD] or b[_BAD]:
+                break
     a[_GAP], a[_LEVEL], a[_AT], a[_POSITION] = a_gap_state, a_level_state, a_at, a_position - a_begin
     b[_GAP], b[_LEVEL], b[_AT], b[_POSITION] = b_gap_state, b_level_state, b_at, b_position - b_begin
     a[_COUNT], b[_COUNT] = a_out - a_first, b_out - b_first
@@ -155,7 +155,8 @@ def _pull_two(a, b, chunks, places, words, slots, infos, entries):
 def pull_chunks(chunks, turns, words, word_starts, headers, slots, infos, lanes, entries, places, counts):
     """Take chunks and decode them into entries; return -1, or the number of a damaged one.
 
-    An entry is `position << 16 | (magnitude - 1) << 1 | sign`, as in an encoder (`lists.py`).
+    An entry is `position << 16 | (magnitude - 1) << 1 | sign`, as in an encoder (`lists.py`); its
+    position counts from the beginning of the chunk's tile, or of the first of them.
     `slots` and `infos` are SLOT and PULLS; `lanes` is memory, [2, LANE]; `places` says where the
     entries of each chunk go, with room for as many as it has codes, or its words bits; `counts`
     receives how many they are.

@@ -9,6 +9,7 @@ Arrays hold the codes of whole tiles, zeros included, in planar order. The state
 the entropy coder are Python integers.
 """
 
+import itertools
 import math
 from functools import cache
 from typing import Any
@@ -16,21 +17,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoestring.codec.base import Layout, Vector
+from shoestring.codec.base import Layout, Payload, Vector
+from shoestring.codec.dct import floats
 from shoestring.codec.dct.basis import integer_basis
 from shoestring.codec.dct.choice import Chunking, Floats, Question
+from shoestring.codec.dct.crew import Crew
 from shoestring.codec.dct.format import (
     CHUNK,
+    CHUNK_SIZE,
+    CHUNK_TENSOR,
     HINT,
     INVERSE_SHIFT,
     MAX_CHUNK_LOG2,
+    MAX_GAP,
     MAX_LEVEL,
     MAX_NONZERO,
+    NO_CODE,
+    TILE_CHUNK_LOG2,
+    TILE_FIRST_CHUNK,
+    TILE_LOG2,
+    TILE_OFFSET,
+    TILE_SIZE,
     Geometry,
-    Stream,
 )
 from shoestring.codec.dct.sampling import run_starts, sample_shape
 from shoestring.codec.dct.steps import MANTISSA, ROUNDING, SCALE, Steps
+from shoestring.codec.dct.stream import Stream, join
 from shoestring.codec.dct.tables import COST, COST_ONE_BIT, CUM, EXTRA, FREQ, PROBABILITY_BITS, SLOT, START
 from shoestring.errors import StreamError
 
@@ -139,8 +151,18 @@ class _Writer:
         self.state >>= 16
 
 
+def cut_gaps(codes: Codes) -> Codes:
+    """Put `NO_CODE` where a run of zeros ends that is as long as one may be."""
+    places = np.flatnonzero(codes)
+    cut = codes.copy()
+    for before, end in itertools.pairwise([-1, *places, codes.size] if places.size else []):
+        cut[before + MAX_GAP + 1 : end : MAX_GAP + 1] = NO_CODE
+    return cut
+
+
 def encode_chunk(codes: Codes) -> tuple[int, list[int]]:
     """Return the header and the words of one chunk."""
+    codes = cut_gaps(codes)
     places = np.flatnonzero(codes)
     if places.size == 0:
         return 0, []
@@ -237,9 +259,10 @@ def decode_chunk(header: int, own: NDArray[np.uint16], size: int) -> Codes | Non
             symbol = levels.pull()
             rest = levels.pull_bits(int(EXTRA[symbol]) + 1)
             level = int(START[symbol]) + (rest >> 1) + 1
-            if level > MAX_LEVEL:
+            if level > NO_CODE:
                 return None
-            codes[position] = -level if rest & 1 else level
+            if level < NO_CODE:
+                codes[position] = -level if rest & 1 else level
             position += 1
     except _DamagedError:
         return None
@@ -247,7 +270,7 @@ def decode_chunk(header: int, own: NDArray[np.uint16], size: int) -> Codes | Non
     return codes if is_whole else None
 
 
-def scan(values: Vector, layout: Layout, threads: int) -> tuple[Floats, Floats, int]:
+def scan(values: Vector, layout: Layout, crew: Crew) -> tuple[Floats, Floats, int]:
     """Return each tensor's energy and largest magnitude, and the first that is not finite or -1."""
     energy, largest = np.zeros(len(layout.sizes)), np.zeros(len(layout.sizes))
     for index, size in enumerate(layout.sizes):
@@ -259,7 +282,7 @@ def scan(values: Vector, layout: Layout, threads: int) -> tuple[Floats, Floats, 
     return energy, largest, -1
 
 
-def costs(values: Vector, layout: Layout, question: Question, steps: Floats, threads: int) -> Floats:
+def costs(values: Vector, layout: Layout, question: Question, steps: Floats, crew: Crew) -> Floats:
     """Return [bits, squared error in steps squared], both a value, of each sample at its step."""
     results = np.zeros((2, len(question.wanted)))
     for k, ((index, n), step) in enumerate(zip(question.wanted, steps.tolist(), strict=True)):
@@ -295,54 +318,75 @@ def _cost(coefficients: Vector, step: float) -> tuple[float, float]:
     return bits / size, error / size
 
 
-def encode(
-    values: Vector, geometry: Geometry, steps: Steps, kept: Vector | None, threads: int
-) -> tuple[NDArray[np.uint32], NDArray[np.uint16], int]:
-    """Return the chunk headers, all words, and -1.
+def cut_chunks(geometry: Geometry, tiles: list[Codes]) -> list[Codes]:
+    """Cut the codes of all tiles into chunks, in order."""
+    chunks: list[Codes] = []
+    for tile, codes in zip(geometry.tiles, tiles, strict=True):
+        size = 1 << int(tile[TILE_CHUNK_LOG2])
+        if tile[TILE_OFFSET]:
+            chunks[-1] = np.concatenate([chunks[-1], codes])
+        elif tile[TILE_CHUNK_LOG2] >= TILE_LOG2:
+            chunks.append(codes)
+        else:
+            chunks += [codes[begin : begin + size] for begin in range(0, codes.size, size)]
+    return chunks
 
-    Instead of -1: a tensor one of whose chunks has more codes than a header can count.
-    """
-    headers = np.zeros(geometry.chunks, CHUNK)
-    words: list[int] = []
-    for start, blocks, size, n, chunk_log2, first_chunk, tensor in geometry.tiles.tolist():
+
+def encode(
+    values: Vector,
+    headers: NDArray[np.void],
+    geometry: Geometry,
+    steps: Steps,
+    kept: Vector | None,
+    crew: Crew,
+) -> tuple[Payload | None, int]:
+    """Return the stream; or None, and a tensor one of whose chunks has more codes than a header can count."""
+    tiles = []
+    for start, blocks, size, n, _, _, tensor, _ in geometry.tiles.tolist():
         inverse_step, threshold, magic, mantissa, scale = steps[tensor, :5]
         snapped = (values[start : start + size] + magic) - magic
         codes = quantise(forward(snapped, blocks, n), inverse_step, threshold)
         if kept is not None:
             sent = tile_values(codes, blocks, n, mantissa, scale)
             kept[start : start + size] = snapped - sent
-        for chunk, begin in enumerate(range(0, size, 1 << chunk_log2), first_chunk):
-            own = codes[begin : begin + (1 << chunk_log2)]
-            if np.count_nonzero(own) > MAX_NONZERO:
-                return headers, np.array(words, np.uint16), tensor
-            headers[chunk], chunk_words = encode_chunk(own)
-            words += chunk_words
-    return headers, np.array(words, np.uint16), -1
+        tiles.append(codes)
+    chunk_headers = np.zeros(geometry.chunks, CHUNK)
+    words: list[int] = []
+    for chunk, codes in enumerate(cut_chunks(geometry, tiles)):
+        if np.count_nonzero(cut_gaps(codes)) > MAX_NONZERO:
+            return None, int(geometry.chunk_rows[chunk, CHUNK_TENSOR])
+        chunk_headers[chunk], chunk_words = encode_chunk(codes)
+        words += chunk_words
+    own_floats = floats.encode(values, headers, geometry, kept)
+    return join(headers, geometry, chunk_headers, own_floats, np.array(words, "<u2")), -1
 
 
 def decode_codes(stream: Stream) -> list[Codes]:
     """Return the codes of every tile, or raise `StreamError`."""
+    geometry, chunks = stream.geometry, []
+    for chunk, size in enumerate(geometry.chunk_rows[:, CHUNK_SIZE].tolist()):
+        words = stream.words[stream.word_starts[chunk] : stream.word_starts[chunk + 1]]
+        codes = decode_chunk(int(stream.chunks[chunk]), words, size)
+        if codes is None:
+            raise StreamError(f"chunk {chunk} is damaged", hint=HINT)
+        chunks.append(codes)
     tiles = []
-    for _, _, size, _, chunk_log2, first_chunk, _ in stream.geometry.tiles.tolist():
-        codes = np.zeros(size, np.int64)
-        for chunk, begin in enumerate(range(0, size, 1 << chunk_log2), first_chunk):
-            own = codes[begin : begin + (1 << chunk_log2)]
-            words = stream.words[stream.word_starts[chunk] : stream.word_starts[chunk + 1]]
-            decoded = decode_chunk(int(stream.chunks[chunk]), words, own.size)
-            if decoded is None:
-                raise StreamError(f"chunk {chunk} is damaged", hint=HINT)
-            own[:] = decoded
-        tiles.append(codes)
+    for tile in geometry.tiles.tolist():
+        first, size, chunk_log2 = tile[TILE_FIRST_CHUNK], tile[TILE_SIZE], tile[TILE_CHUNK_LOG2]
+        if chunk_log2 >= TILE_LOG2:
+            tiles.append(chunks[first][tile[TILE_OFFSET] : tile[TILE_OFFSET] + size])
+        else:
+            tiles.append(np.concatenate(chunks[first : first - (-size >> chunk_log2)]))
     return tiles
 
 
-def decode(stream: Stream, steps: Steps, out: Vector, weight: np.float32, threads: int) -> None:
+def decode(stream: Stream, out: Vector, weight: np.float32, crew: Crew) -> None:
     """Add the decoded tiles times `weight` onto `out`; touch it only if all of them are valid."""
     tiles = decode_codes(stream)
-    for (start, blocks, size, n, _, _, tensor), codes in zip(
+    for (start, blocks, size, n, _, _, tensor, _), codes in zip(
         stream.geometry.tiles.tolist(), tiles, strict=True
     ):
-        values = tile_values(codes, blocks, n, steps[tensor, MANTISSA], steps[tensor, SCALE])
+        values = tile_values(codes, blocks, n, stream.steps[tensor, MANTISSA], stream.steps[tensor, SCALE])
         changes = touched(codes, blocks, n)
         with np.errstate(over="ignore", under="ignore"):
             out[start : start + size][changes] += weight * values[changes]

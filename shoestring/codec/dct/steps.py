@@ -51,6 +51,11 @@ def find_steps(headers: NDArray[np.void], largest: NDArray[np.float64] | None, s
 
 
 @decode_jit
+def steps_of_decoder(headers, steps):
+    _find_steps(headers, _NONE, False, steps)
+
+
+@decode_jit
 def _find_steps(headers, largest, known, steps):
     for t in range(headers.shape[0]):
         mantissa = min(max(int(headers[t, 2]), MIN_MANTISSA), MAX_MANTISSA)

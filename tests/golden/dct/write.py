@@ -1,8 +1,8 @@
 """Write the golden streams of the codec `dct`: `python tests/golden/dct/write.py`.
 
 A stream that was written once must decode to the same bits for ever, on every backend.
-So these files are written anew only with a new version of the format, and then kept
-beside the old ones.
+So these files are written anew only with a new version of the format. Of older versions, which
+are refused, one stream each is kept.
 
 `NAME.bin` is a stream. `expected.json` has, for each, its layout and the SHA-256 of
 what it decodes to: set, and added with weight 1/3 to a ramp. Inputs come from integers
@@ -64,6 +64,16 @@ def far_apart() -> tuple[Layout, Payload]:
     return layout, write(layout, headers_of(3, chunk_log2=18), tiles)
 
 
+def shared() -> tuple[Layout, Payload]:
+    """Five tiles, four of which share a chunk, with gaps longer than one may be."""
+    layout = Layout.of([(5 * 2**18 + 3,)])
+    tiles = [np.zeros(2**18, np.int64) for _ in range(4)] + [np.zeros(2**18 + 3, np.int64)]
+    tiles[0][[1, 7]] = [3, -1]
+    tiles[3][[5, 2**18 - 1]] = [MAX_LEVEL, 2]
+    tiles[4][[2**18, 2**18 + 2]] = [-1, 1]
+    return layout, write(layout, headers_of(8, chunk_log2=20), tiles)
+
+
 CASES: dict[str, Callable[[], tuple[Layout, Payload]]] = {
     "nothing": lambda: encoded([]),
     "mixed": lambda: encoded([(8, 4, 3, 3), (30, 21), (10,), (0,), (), (300,)]),
@@ -73,6 +83,7 @@ CASES: dict[str, Callable[[], tuple[Layout, Payload]]] = {
     "fine": lambda: encoded([(32, 17)], transform="always", step=0.02),
     "coarse": lambda: encoded([(64, 64)], step=4.0),
     "far apart": far_apart,
+    "shared": shared,
 } | {f"blocks {n}": lambda n=n: blocks(n) for n in BLOCKS}
 
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoestring.codec.base import Buffer, Layout
-from shoestring.codec.dct import floats
-from shoestring.codec.dct import format as stream
+from shoestring.codec.dct import format as fmt
+from shoestring.codec.dct import stream
 from shoestring.codec.dct.choice import Chunking, Floats, Question, ask
 from shoestring.codec.dct.codec import Dct
 from shoestring.codec.dct.coding import refuse_bad_tensor
@@ -54,7 +54,6 @@ FOURS, LIST, HISTOGRAMS, LENGTHS = 512, 128, 64, 4096
 HARD_PROGRAMS = 1024
 # How much longer than expected a payload may be to arrive at once: a part of it, and some bytes.
 MARGIN, MARGIN_BYTES = 1 / 8, 1 << 12
-_NO_WORDS = np.empty(0, np.uint16)
 SET, ADD, KEEP = transform.SET.value, transform.ADD.value, transform.KEEP.value
 
 
@@ -68,6 +67,10 @@ class Steps:
 
     def find(self, headers: NDArray[np.void], largest: Floats | None) -> None:
         find_steps(headers, largest, self._numbers)
+        self.there.copy_(self._here, non_blocking=True)
+
+    def take(self, steps: NDArray[np.float32]) -> None:
+        self._numbers[:] = steps
         self.there.copy_(self._here, non_blocking=True)
 
 
@@ -106,9 +109,9 @@ class GpuDct:
             payload, longest, fits = _encode(values, layout, plan, room, kept)
             if not fits:
                 room = MOST_ROOM
-            elif longest > stream.MAX_WORDS:
+            elif longest > fmt.MAX_WORDS:
                 chunk_log2 = plan.headers["chunk_log2"]
-                np.minimum(chunk_log2, stream.SAFE_CHUNK_LOG2, out=chunk_log2)
+                np.minimum(chunk_log2, fmt.SAFE_CHUNK_LOG2, out=chunk_log2)
             else:
                 return payload
 
@@ -157,13 +160,12 @@ class GpuDct:
         own[:size].copy_(payload, non_blocking=True)
         codes = torch.zeros(layout.total, dtype=torch.int16, device=device)
         parsed = stream.parse(payload.numpy(), layout)
-        own_floats = floats.read(parsed)
         places = find_places(layout, parsed.headers, device)
         damage = torch.zeros(1, dtype=torch.int32, device=device)
         if places.chunks:
             _decode_chunks(own, parsed, places, codes, damage)
         steps = Steps(len(parsed.headers), device)
-        steps.find(parsed.headers, None)
+        steps.take(parsed.steps)
         mode = SET if weight is None else ADD
         factor = 1.0 if weight is None else float(weight)
         if weight is None:
@@ -179,12 +181,12 @@ class GpuDct:
         if places.floats.count:
             segments = places.floats
             transform.add_kernel((segments.count,),
-                to_device(own_floats, device), out, segments.value_start, segments.start, segments.size,
+                to_device(parsed.floats, device), out, segments.value_start, segments.start, segments.size,
                 damage, factor, BLOCK=segments.length, enable_fp_fusion=False,
             )  # fmt: skip
         damaged = int(damage.item())
         if damaged:
-            raise StreamError(f"{damaged} chunks are damaged", hint=stream.HINT)
+            raise StreamError(f"{damaged} chunks are damaged", hint=fmt.HINT)
 
 
 def _encode(
@@ -205,10 +207,10 @@ def _encode(
     own = torch.empty(geometry.words_at + 2 * most_words, dtype=torch.uint8, device=device)
     if places.floats.count:
         segments = places.floats
-        floats_at = geometry.chunks_at + stream.CHUNK.itemsize * geometry.chunks
         transform.floats_kernel((segments.count,),
-            values, own[floats_at : geometry.words_at].view(torch.int16), values if kept is None else kept,
-            segments.start, segments.word_start, segments.size, to_device(segments.scales(headers), device),
+            values, own[geometry.floats_at : geometry.words_at].view(torch.int16),
+            values if kept is None else kept, segments.start, segments.word_start, segments.size,
+            to_device(segments.scales(headers), device),
             KEEPING=kept is not None, BLOCK=segments.length,
         )  # fmt: skip
     summary = pinned(24).view(torch.int64)
@@ -217,7 +219,7 @@ def _encode(
     else:
         summary.zero_()
     # Copied before its size is known: the GPU would be idle for longer than the bytes behind it take.
-    start = stream.join(headers, np.empty(0, np.uint32), _NO_WORDS, _NO_WORDS)
+    start = stream.new_payload(headers, geometry, geometry.chunks_at)
     payload = _fetch(own, start, min(max(plan.expected_bytes, geometry.words_at), own.numel()))
     _wait(device)
     written, longest, short = summary.tolist()
@@ -279,7 +281,7 @@ def _inverse(
 
 
 def _encode_chunks(
-    codes: Tensor, places: Places, room: int, geometry: stream.Geometry, payload: Tensor, summary: Tensor
+    codes: Tensor, places: Places, room: int, geometry: fmt.Geometry, payload: Tensor, summary: Tensor
 ) -> None:
     """List, code and pack all chunks."""
     device, chunks, values = codes.device, places.chunks, codes.numel()

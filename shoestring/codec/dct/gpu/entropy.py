@@ -13,7 +13,7 @@ from shoestring.codec.dct.gpu.launch import kernel
 from shoestring.codec.dct.gpu.lists import CHOSEN, COUNT, LENGTH, code_of, place_of, symbol_of
 
 SYMBOLS = tl.constexpr(36)
-MAX_LEVEL = tl.constexpr(32767)
+NO_CODE = tl.constexpr(32768)  # the level that stands for a zero
 MAX_NONZERO = tl.constexpr(65535)
 MAX_WORDS = tl.constexpr(0x3FFFF)
 LOWEST = tl.constexpr(65536)
@@ -299,10 +299,10 @@ def decode_kernel(
         level_symbol = tl.load(level_slots + (level_state & 4095).to(tl.int32)).to(tl.int32)
         buffer, have, ahead, read = _top_up(buffer, have, ahead, pairs, read, last)
         level = start + (rest >> 1) + 1
-        damaged |= active & (level > MAX_LEVEL)
+        damaged |= active & (level > NO_CODE)
         active = active & ~damaged
         level = tl.where((rest & 1) != 0, -level, level)
-        tl.store(codes + position, level.to(tl.int16), mask=active)
+        tl.store(codes + position, level.to(tl.int16), mask=active & (tl.abs(level) < NO_CODE))
         position += active.to(tl.int32)
         active = active & (position < size)
     spent = 2 * (read - 1) - odd - have  # the last pair read is still ahead

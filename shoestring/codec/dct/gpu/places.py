@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoestring.codec.base import Layout
-from shoestring.codec.dct import format as stream
+from shoestring.codec.dct import format as fmt
 from shoestring.codec.dct.gpu.launch import INTERPRETED
 
 PLAIN_LENGTH = 4096
@@ -96,7 +96,7 @@ class Floats:
 
     def scales(self, headers: NDArray[np.void]) -> NDArray[np.float32]:
         """Return each segment's scale; 0 stands for float32."""
-        scale = np.where(headers["kind"] == stream.HALF, np.ldexp(1.0, headers["exponent"].astype(int)), 0.0)
+        scale = np.where(headers["kind"] == fmt.HALF, np.ldexp(1.0, headers["exponent"].astype(int)), 0.0)
         return scale[self.owner].astype(np.float32)
 
 
@@ -113,7 +113,7 @@ class Places:
     chunks: int
     order: Tensor  # chunks by falling size: neighbours take about as long
     lanes: int  # chunks that one warp walks
-    geometry: stream.Geometry
+    geometry: fmt.Geometry
 
 
 def find_places(layout: Layout, headers: NDArray[np.void], device: torch.device) -> Places:
@@ -122,32 +122,32 @@ def find_places(layout: Layout, headers: NDArray[np.void], device: torch.device)
 
 @lru_cache(maxsize=1024)  # a large model has hundreds of parts
 def _find(layout: Layout, kinds: bytes, chunk_logs: bytes, device: torch.device) -> Places:
-    headers = np.zeros(len(layout.sizes), stream.TENSOR)
+    headers = np.zeros(len(layout.sizes), fmt.TENSOR)
     headers["kind"] = np.frombuffer(kinds, np.uint8)
     headers["chunk_log2"] = np.frombuffer(chunk_logs, np.uint8)
-    geometry = stream.lay_out(layout, headers)
+    geometry = fmt.lay_out(layout, headers)
     tiles = geometry.tiles
-    side = tiles[:, stream.TILE_SIDE]
-    blocks = np.where(side > 1, tiles[:, stream.TILE_BLOCKS], 0)
+    side = tiles[:, fmt.TILE_SIDE]
+    blocks = np.where(side > 1, tiles[:, fmt.TILE_BLOCKS], 0)
 
     groups = {}
     for n in np.unique(side[(side > 1) & (blocks > 0)]).tolist():
         own = tiles[(side == n) & (blocks > 0)]
-        start, count = own[:, stream.TILE_START], own[:, stream.TILE_BLOCKS]
-        groups[n] = group_blocks(n, start, start, count, count, own[:, stream.TILE_TENSOR], device)
+        start, count = own[:, fmt.TILE_START], own[:, fmt.TILE_BLOCKS]
+        groups[n] = group_blocks(n, start, start, count, count, own[:, fmt.TILE_TENSOR], device)
 
-    chunk_size = 1 << tiles[:, stream.TILE_CHUNK_LOG2]
-    tile, first, length = cut(tiles[:, stream.TILE_SIZE], chunk_size)
+    chunk_start = geometry.chunk_rows[:, fmt.CHUNK_START]
+    chunk_size = geometry.chunk_rows[:, fmt.CHUNK_SIZE]
     return Places(
         groups=groups,
         plain=_plain(tiles, blocks * side * side, device),
         floats=_floats(layout, headers, device),
         uncoded=_uncoded(layout, headers),
-        chunk_start=to_device(tiles[tile, stream.TILE_START] + first, device),
-        chunk_size=_index(length, device),
-        chunks=tile.size,
-        order=_index(np.argsort(-length, kind="stable"), device),
-        lanes=_lanes(tile.size),
+        chunk_start=to_device(chunk_start, device),
+        chunk_size=_index(chunk_size, device),
+        chunks=geometry.chunks,
+        order=_index(np.argsort(-chunk_size, kind="stable"), device),
+        lanes=_lanes(geometry.chunks),
         geometry=geometry,
     )
 
@@ -159,7 +159,7 @@ def _lanes(chunks: int) -> int:
 
 def _uncoded(layout: Layout, headers: NDArray[np.void]) -> tuple[slice, ...]:
     slices: list[slice] = []
-    for index in np.flatnonzero(headers["kind"] < stream.FIRST_BLOCK_KIND).tolist():
+    for index in np.flatnonzero(headers["kind"] < fmt.FIRST_BLOCK_KIND).tolist():
         start, end = layout.offsets[index], layout.offsets[index + 1]
         if slices and slices[-1].stop == start:
             start = slices.pop().start
@@ -195,25 +195,22 @@ def _index(array: NDArray[np.int64], device: torch.device) -> Tensor:
     return to_device(array.astype(np.int32), device)
 
 
-def cut(
-    sizes: NDArray[np.int64], length: NDArray[np.int64] | int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def cut(sizes: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], ...]:
     """Cut runs into pieces of at most `length`: (which run, where in it, how long)."""
     counts = -(-sizes // length)
     owner = np.repeat(np.arange(sizes.size), counts)
-    each = np.repeat(np.broadcast_to(length, sizes.shape), counts)
-    first = (np.arange(owner.size) - np.repeat(np.cumsum(counts) - counts, counts)) * each
-    return owner, first, np.minimum(each, sizes[owner] - first)
+    first = (np.arange(owner.size) - np.repeat(np.cumsum(counts) - counts, counts)) * length
+    return owner, first, np.minimum(length, sizes[owner] - first)
 
 
 def _plain(tiles: NDArray[np.int64], covered: NDArray[np.int64], device: torch.device) -> Segments:
     """Cut what no block covers: tiles without a transform, and rests."""
-    owner, first, size = cut(tiles[:, stream.TILE_SIZE] - covered, PLAIN_LENGTH)
-    start = tiles[owner, stream.TILE_START] + covered[owner] + first
+    owner, first, size = cut(tiles[:, fmt.TILE_SIZE] - covered, PLAIN_LENGTH)
+    start = tiles[owner, fmt.TILE_START] + covered[owner] + first
     return Segments(
         start=to_device(start, device),
         size=_index(size, device),
-        tensor=_index(tiles[owner, stream.TILE_TENSOR], device),
+        tensor=_index(tiles[owner, fmt.TILE_TENSOR], device),
         align=_divisor(start, size),
         length=PLAIN_LENGTH,
         count=owner.size,
@@ -221,9 +218,9 @@ def _plain(tiles: NDArray[np.int64], covered: NDArray[np.int64], device: torch.d
 
 
 def _floats(layout: Layout, headers: NDArray[np.void], device: torch.device) -> Floats:
-    chosen = np.flatnonzero((headers["kind"] == stream.HALF) | (headers["kind"] == stream.FULL))
+    chosen = np.flatnonzero((headers["kind"] == fmt.HALF) | (headers["kind"] == fmt.FULL))
     sizes = np.array(layout.sizes, np.int64)[chosen]
-    width = np.where(headers["kind"][chosen] == stream.HALF, 1, 2)
+    width = np.where(headers["kind"][chosen] == fmt.HALF, 1, 2)
     owner, first, size = cut(sizes, PLAIN_LENGTH)
     value_start = (np.cumsum(sizes) - sizes)[owner] + first
     word_start = (np.cumsum(sizes * width) - sizes * width)[owner] + first * width[owner]

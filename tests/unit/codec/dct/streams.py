@@ -10,9 +10,10 @@ from types import ModuleType
 import numpy as np
 
 from shoestring.codec.base import Layout, Payload, Vector
-from shoestring.codec.dct import cpu, reference
-from shoestring.codec.dct import format as stream
+from shoestring.codec.dct import cpu, reference, stream
+from shoestring.codec.dct import format as fmt
 from shoestring.codec.dct.codec import Dct
+from shoestring.codec.dct.crew import Crew
 from shoestring.codec.dct.steps import Steps, of_headers
 
 NOTHING = np.empty(0, "<u2")
@@ -21,22 +22,21 @@ BACKENDS: dict[str, ModuleType] = {"numba": cpu, "numpy": reference}
 
 def headers_of(*kinds: int, chunk_log2: int = 12, mantissa: int = 16, exponent: int = -4) -> np.ndarray:
     """One header a tensor: blocks of n x n for each `n` given, by default with a step of 1."""
-    rows = [(stream.kind_of_block(n), chunk_log2, mantissa, exponent) for n in kinds]
-    return np.array(rows, stream.TENSOR)
+    rows = [(fmt.kind_of_block(n), chunk_log2, mantissa, exponent) for n in kinds]
+    return np.array(rows, fmt.TENSOR)
 
 
 def write(layout: Layout, headers: np.ndarray, tiles: Sequence[np.ndarray]) -> Payload:
     """Write the stream with these codes, one array in planar order a tile."""
-    geometry = stream.lay_out(layout, headers)
+    geometry = fmt.lay_out(layout, headers)
+    assert [codes.size for codes in tiles] == geometry.tiles[:, fmt.TILE_SIZE].tolist()
     chunks, words = [], []
-    for tile, codes in zip(geometry.tiles, tiles, strict=True):
-        assert codes.size == tile[stream.TILE_SIZE]
-        size = 1 << int(tile[stream.TILE_CHUNK_LOG2])
-        for begin in range(0, codes.size, size):
-            header, own = reference.encode_chunk(codes[begin : begin + size].astype(np.int64))
-            chunks.append(header)
-            words.append(np.array(own, "<u2"))
-    return stream.join(headers, np.array(chunks, stream.CHUNK), NOTHING, np.concatenate([NOTHING, *words]))
+    for codes in reference.cut_chunks(geometry, [codes.astype(np.int64) for codes in tiles]):
+        header, own = reference.encode_chunk(codes)
+        chunks.append(header)
+        words.append(np.array(own, "<u2"))
+    words_of_all = np.concatenate([NOTHING, *words])
+    return stream.join(headers, geometry, np.array(chunks, fmt.CHUNK), NOTHING, words_of_all)
 
 
 def read(payload: Payload, layout: Layout) -> list[np.ndarray]:
@@ -48,13 +48,11 @@ def encode_with(
     backend: str, values: Vector, layout: Layout, headers: np.ndarray, kept: Vector | None = None
 ) -> tuple[Payload, int]:
     """Encode with chosen headers, all of them blocks; return the stream and the tensor that is too large."""
-    _, largest, _ = reference.scan(values, layout, 1)
-    geometry = stream.lay_out(layout, headers)
+    _, largest, _ = reference.scan(values, layout, Crew(1))
+    geometry = fmt.lay_out(layout, headers)
     steps = of_headers(headers, largest)
-    chunks, words, too_large = BACKENDS[backend].encode(values, geometry, steps, kept, 1)
-    if too_large >= 0:
-        return np.empty(0, np.uint8), too_large
-    return stream.join(headers, chunks, NOTHING, words), too_large
+    payload, too_large = BACKENDS[backend].encode(values, headers, geometry, steps, kept, Crew(1))
+    return payload, too_large
 
 
 def decode(backend: str, payload, layout: Layout, out: Vector | None = None, weight=None) -> Vector:
@@ -67,7 +65,7 @@ def decode(backend: str, payload, layout: Layout, out: Vector | None = None, wei
 def steps_of(payload: Payload, layout: Layout, values: Vector) -> tuple[np.ndarray, Steps]:
     """Return a stream's tensor headers, and its steps as its encoder had them."""
     headers = stream.parse(payload, layout).headers
-    _, largest, _ = reference.scan(values, layout, 1)
+    _, largest, _ = reference.scan(values, layout, Crew(1))
     return headers, of_headers(headers, largest)
 
 

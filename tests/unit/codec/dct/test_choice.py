@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from shoestring.codec.base import Layout
-from shoestring.codec.dct import format as stream
+from shoestring.codec.dct import format as fmt
+from shoestring.codec.dct import stream
 from shoestring.codec.dct.choice import (
     ADVANTAGE,
     CHUNK_OVERHEAD_BITS,
@@ -65,10 +66,10 @@ def best_form(bits: np.ndarray, errors: np.ndarray, sides: list[int]) -> int:
 def kind_without_codes(options: Options, size: int, largest: float) -> int | None:
     small = size < max(options.small, 1)
     if largest < TOO_SMALL:
-        return stream.ZERO
+        return fmt.ZERO
     if largest > (TOO_LARGE_FOR_HALF if small else TOO_LARGE) or (small and options.small_as == "float32"):
-        return stream.FULL
-    return stream.HALF if small else None
+        return fmt.FULL
+    return fmt.HALF if small else None
 
 
 def expected(options, energy, largest, step, costs_at):
@@ -77,7 +78,7 @@ def expected(options, energy, largest, step, costs_at):
     for index, size in enumerate(LAYOUT.sizes):
         kind = kind_without_codes(options, size, largest[index])
         if kind is not None:
-            rows.append((kind, 0, math.frexp(largest[index])[1] - 15 if kind == stream.HALF else 0))
+            rows.append((kind, 0, math.frexp(largest[index])[1] - 15 if kind == fmt.HALF else 0))
             continue
         sides, bits, errors = costs_at(index)
         rms = math.sqrt(energy[index] / size)
@@ -88,9 +89,9 @@ def expected(options, energy, largest, step, costs_at):
         mantissa, exponent = nearest(max(own_step, largest[index] / MAX_STEPS))
         threshold = (1 - float(ROUNDING)) * mantissa * 2.0**exponent
         if side == 1 and largest[index] * (1 + 2.0**-10) < threshold:
-            rows.append((stream.ZERO, 0, 0))
+            rows.append((fmt.ZERO, 0, 0))
         else:
-            rows.append((stream.kind_of_block(side), mantissa, exponent))
+            rows.append((fmt.kind_of_block(side), mantissa, exponent))
     return rows
 
 
@@ -125,9 +126,9 @@ def test_headers_are_what_the_rules_say(options):
         headers, bits = question.answer(energy, largest, step, relative, costs, CHUNKING)
         assert fields(headers) == expected(options, energy, largest, step, costs_at)
         logs = headers["chunk_log2"][headers["mantissa"] > 0]
-        assert ((logs >= stream.MIN_CHUNK_LOG2) & (logs <= CHUNKING.most_log2)).all()
-        floats = 16 * np.array(LAYOUT.sizes) @ (headers["kind"] == stream.HALF)
-        floats += 32 * np.array(LAYOUT.sizes) @ (headers["kind"] == stream.FULL)
+        assert ((logs >= fmt.MIN_CHUNK_LOG2) & (logs <= CHUNKING.most_log2)).all()
+        floats = 16 * np.array(LAYOUT.sizes) @ (headers["kind"] == fmt.HALF)
+        floats += 32 * np.array(LAYOUT.sizes) @ (headers["kind"] == fmt.FULL)
         assert bits >= floats
 
 
@@ -186,13 +187,13 @@ def test_a_tensor_without_codes_is_a_header(backend):
     kept = np.full_like(values, np.nan)
     payload = Dct(step=2.0, transform="never", backend=backend).encode(values, layout, kept)
     headers = stream.parse(payload, layout).headers
-    assert headers["kind"].tolist() == [stream.ZERO, stream.kind_of_block(1)]
+    assert headers["kind"].tolist() == [fmt.ZERO, fmt.kind_of_block(1)]
     sent = decode(backend, payload, layout)
     np.testing.assert_array_equal(sent.astype(np.float64) + kept, values)
 
 
 def test_steps_are_derived_alike_with_and_without_the_largest():
-    headers = np.zeros(3, stream.TENSOR)
+    headers = np.zeros(3, fmt.TENSOR)
     headers["mantissa"], headers["exponent"] = [16, 23, 31], [-100, 5, 100]
     with_largest = of_headers(headers, np.array([1e-30, 100.0, 1e30]))
     without = of_headers(headers)

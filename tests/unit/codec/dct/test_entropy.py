@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from shoestring.codec.base import Layout
-from shoestring.codec.dct import format as stream
-from shoestring.codec.dct import reference
+from shoestring.codec.dct import format as fmt
+from shoestring.codec.dct import reference, stream
 from shoestring.codec.dct.reference import decode_chunk, encode_chunk
 from shoestring.codec.dct.tables import EXTRA, START
 from shoestring.errors import StreamError
@@ -20,7 +20,8 @@ from tests.unit.codec.dct.streams import (
     write,
 )
 
-CHUNK = 1 << 18
+CHUNK = 1 << 18  # that of one tile
+LARGEST = 1 << fmt.MAX_CHUNK_LOG2
 
 
 def alone(size: int, places, levels) -> np.ndarray:
@@ -36,24 +37,32 @@ CODES = {
     "last of two": np.array([0, -3]),
     "last of the largest chunk": alone(CHUNK, CHUNK - 1, 1),
     "first of the largest chunk": alone(CHUNK, 0, -1),
-    "both ends of the largest chunk": alone(CHUNK, [0, CHUNK - 1], [stream.MAX_LEVEL, -stream.MAX_LEVEL]),
-    "largest levels": np.tile([stream.MAX_LEVEL, -stream.MAX_LEVEL], 500),
+    "both ends of the largest chunk": alone(CHUNK, [0, CHUNK - 1], [fmt.MAX_LEVEL, -fmt.MAX_LEVEL]),
+    "largest levels": np.tile([fmt.MAX_LEVEL, -fmt.MAX_LEVEL], 500),
     "one largest level among small": alone(1000, np.arange(1000), np.arange(1000) // 999 * 32766 + 1),
-    "every level once": np.arange(1, stream.MAX_LEVEL + 1) * np.resize([1, -1], stream.MAX_LEVEL),
+    "every level once": np.arange(1, fmt.MAX_LEVEL + 1) * np.resize([1, -1], fmt.MAX_LEVEL),
     "every place": np.resize([1, -1, -1], 4096),
     "every gap once": alone(3000, np.cumsum(np.arange(76)), 1),
     "tail of every symbol's first value": alone(CHUNK, 3, 7),
     "sparse": sparse_codes(50_000, np.random.default_rng(1), 0.01),
     "dense": sparse_codes(5000, np.random.default_rng(2), 0.9, 300),
     "clusters": sparse_codes(20_000, np.random.default_rng(3), 0.5) * (np.arange(20_000) % 1000 < 50),
-    "most that a chunk may hold": alone(CHUNK, np.arange(stream.MAX_NONZERO) * 4, -2),
+    "last of four tiles": alone(LARGEST, LARGEST - 1, 1),
+    "first of four tiles": alone(LARGEST, 0, -1),
+    "gaps as long as one may be": alone(LARGEST, fmt.MAX_GAP + (fmt.MAX_GAP + 1) * np.arange(3), [1, 2, -3]),
+    "gaps a little too long": alone(LARGEST, fmt.MAX_GAP + 1 + (fmt.MAX_GAP + 2) * np.arange(3), [1, 2, -3]),
+    "gaps twice too long": alone(LARGEST, [2 * fmt.MAX_GAP + 1, 2 * fmt.MAX_GAP + 2], [-5, 5]),
+    "tail just too long": alone(LARGEST, LARGEST - fmt.MAX_GAP - 3, 1),
+    "tail just not too long": alone(LARGEST, LARGEST - fmt.MAX_GAP - 2, 1),
+    "most that a chunk may hold": alone(CHUNK, np.arange(fmt.MAX_NONZERO) * 4, -2),
 }
 
 
 def numba_words(codes: np.ndarray) -> tuple[int, list[int]]:
     """The header and the words that the compiled coder makes of one chunk."""
     layout = Layout.of([(codes.size,)])
-    payload, _ = encode_with("numba", codes.astype(np.float32), layout, headers_of(1, chunk_log2=18))
+    headers = headers_of(1, chunk_log2=fmt.MAX_CHUNK_LOG2)
+    payload, _ = encode_with("numba", codes.astype(np.float32), layout, headers)
     parsed = stream.parse(payload, layout)
     return int(parsed.chunks[0]), parsed.words.tolist()
 
@@ -62,7 +71,7 @@ def numba_words(codes: np.ndarray) -> tuple[int, list[int]]:
 def test_compiled_words_are_the_reference_words(kind):
     header, words = encode_chunk(CODES[kind])
     assert numba_words(CODES[kind]) == (header, words)
-    assert header & stream.MAX_WORDS == len(words)
+    assert header & fmt.MAX_WORDS == len(words)
 
 
 @pytest.mark.parametrize("kind", CODES)
@@ -75,9 +84,10 @@ def test_codes_come_back(kind):
 @pytest.mark.parametrize("kind", CODES)
 def test_compiled_decoder_gives_the_same_values(kind, same_bits):
     layout = Layout.of([(CODES[kind].size,)])
-    payload = write(layout, headers_of(1, chunk_log2=18), [CODES[kind]])
+    tiles = np.split(CODES[kind], range(CHUNK, CODES[kind].size, CHUNK))
+    payload = write(layout, headers_of(1, chunk_log2=fmt.MAX_CHUNK_LOG2), tiles)
     same_bits(decode("numba", payload, layout), decode("numpy", payload, layout))
-    np.testing.assert_array_equal(read(payload, layout)[0], CODES[kind])
+    np.testing.assert_array_equal(np.concatenate(read(payload, layout)), CODES[kind])
 
 
 @pytest.mark.parametrize("tail", [0, 1, 2, 3, 4, 5, 6, 7, 8, 100, 65535, 65536, 200_000])
@@ -104,10 +114,33 @@ def test_chunk_of_zeros_with_words_decodes(same_bits):
     writer.push_bits(int(EXTRA[symbol]), size - int(START[symbol]))
     writer.push(symbol)
     words = [writer.state & 0xFFFF, writer.state >> 16, 0, reference.LOWEST >> 16, *backwards[::-1]]
-    chunk = np.array([len(words) | table << 18], stream.CHUNK)
-    payload = stream.join(headers_of(1), chunk, NOTHING, np.array(words, "<u2"))
+    chunk = np.array([len(words) | table << 18], fmt.CHUNK)
+    geometry = fmt.lay_out(layout, headers_of(1))
+    payload = stream.join(headers_of(1), geometry, chunk, NOTHING, np.array(words, "<u2"))
     for backend in BACKENDS:
         same_bits(decode(backend, payload, layout), np.zeros(size, np.float32))
+
+
+def test_a_level_that_is_none_stands_for_a_zero_anywhere(same_bits):
+    """An encoder cuts gaps with it, but a decoder takes it at any place, beside any code."""
+    codes = sparse_codes(3000, np.random.default_rng(5), 0.3)
+    cut = np.where(np.arange(3000) % 7 == 3, fmt.NO_CODE, codes)
+    layout = Layout.of([(codes.size,)])
+    payload = write(layout, headers_of(1, chunk_log2=10), [cut])
+    for backend in BACKENDS:
+        want = np.where(cut == fmt.NO_CODE, 0, codes)
+        same_bits(decode(backend, payload, layout), want.astype(np.float32))
+
+
+@pytest.mark.parametrize("place", [0, 1, 700, 1999])
+def test_a_level_beyond_that_is_refused(place):
+    codes = sparse_codes(2000, np.random.default_rng(6), 0.5)
+    codes[place] = fmt.NO_CODE + 1
+    layout = Layout.of([(codes.size,)])
+    payload = write(layout, headers_of(1, chunk_log2=10), [codes])
+    for backend in BACKENDS:
+        with pytest.raises(StreamError, match="is damaged"):
+            decode(backend, payload, layout)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.9])

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from shoestring.codec.base import Layout
-from shoestring.codec.dct import format as stream
+from shoestring.codec.dct import format as fmt
+from shoestring.codec.dct import stream
 from shoestring.codec.dct.codec import Dct
 from shoestring.codec.dct.floats import of_half, to_half
 from shoestring.errors import StreamError
@@ -43,7 +44,7 @@ def test_small_tensors_of_every_kind_beside_each_other(backend):
     kept = np.full_like(values, np.nan)
     payload = Dct(backend=backend).encode(values, layout, kept)
     kinds = stream.parse(payload, layout).headers["kind"]
-    small = [stream.HALF, stream.FULL, stream.ZERO, stream.HALF, stream.HALF]
+    small = [fmt.HALF, fmt.FULL, fmt.ZERO, fmt.HALF, fmt.HALF]
     assert kinds[[0, 2, 3, 4, 6]].tolist() == small
     sent = decode(backend, payload, layout)
     for index in (0, 2, 3, 4, 6):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from shoestring.codec.base import Layout
-from shoestring.codec.dct import format as stream
+from shoestring.codec.dct import format as fmt
+from shoestring.codec.dct import stream
 from shoestring.codec.dct.codec import Dct
 from shoestring.errors import StreamError
 from tests.unit.codec.dct.streams import BACKENDS, decode
@@ -19,10 +20,11 @@ def payload() -> np.ndarray:
     return Dct().encode(values, LAYOUT)
 
 
-def field_at(tensor: int, field: str) -> int:
-    """The byte of a field of a tensor's header."""
-    offset = stream.TENSOR.fields[field][1]
-    return stream.PREFIX.itemsize + tensor * stream.TENSOR.itemsize + offset
+# Where tensor headers lie in the stream: five kinds, then exponents of 0, 1, 2 and 4, then what is
+# left of 0, 1 and 4.
+KIND_AT = {BLOCKS: 4 + BLOCKS, EMPTY: 4 + EMPTY}
+EXPONENT_AT = {BLOCKS: 10, SMALL: 11}
+SIZES_AT = {BLOCKS: 14}
 
 
 def with_byte(payload: np.ndarray, at: int, value: int) -> np.ndarray:
@@ -31,8 +33,22 @@ def with_byte(payload: np.ndarray, at: int, value: int) -> np.ndarray:
     return changed
 
 
-def test_headers_have_no_padding():
-    assert (stream.PREFIX.itemsize, stream.TENSOR.itemsize, stream.CHUNK.itemsize) == (4, 4, 4)
+def test_headers_lie_where_the_specification_says(payload):
+    headers = stream.parse(payload, LAYOUT).headers
+    assert headers["kind"].tolist() == payload[4:9].tolist()
+    assert (headers["kind"] >= fmt.FIRST_BLOCK_KIND).tolist() == [True, True, False, False, True]
+    assert headers["exponent"][[0, 1, 2, 4]].tolist() == payload[9:13].view(np.int8).tolist()
+    coded = headers[[0, 1, 4]]
+    assert ((coded["chunk_log2"] - 10) * 16 + coded["mantissa"] - 16).tolist() == payload[13:16].tolist()
+    assert stream.parse(payload, LAYOUT).geometry.chunks_at == 16
+
+
+@pytest.mark.parametrize("more", range(4))
+def test_headers_are_padded_to_whole_chunk_headers(more):
+    layout = Layout.of([(0,)] * more + [(300,)])
+    payload = Dct().encode(np.ones(300, np.float32), layout)
+    assert stream.parse(payload, layout).geometry.chunks_at == 8 + 4 * (more > 1)
+    assert not payload[7 + more : 8 + 4 * (more > 1)].any()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -55,7 +71,7 @@ def test_other_codec_is_refused(payload, codec):
         stream.parse(with_byte(payload, 0, codec), LAYOUT)
 
 
-@pytest.mark.parametrize("version", [0, 2, 255])
+@pytest.mark.parametrize("version", [0, 1, 3, 255])
 def test_other_version_is_refused(payload, version):
     with pytest.raises(StreamError, match=f"version {version}") as caught:
         stream.parse(with_byte(payload, 1, version), LAYOUT)
@@ -69,27 +85,36 @@ def test_other_number_of_tensors_is_refused(payload, at, value):
 
 
 @pytest.mark.parametrize(
-    ("tensor", "field", "value"),
+    ("tensor", "at", "value"),
     [
-        *[(BLOCKS, "kind", kind) for kind in (stream.KINDS, 128, 255)],
-        *[(EMPTY, "kind", kind) for kind in (stream.KINDS, 255)],
-        *[(BLOCKS, "chunk_log2", log) for log in (0, 9, 19, 64, 255)],
-        *[(BLOCKS, "mantissa", mantissa) for mantissa in (0, 15, 32, 255)],
-        *[(BLOCKS, "exponent", exponent) for exponent in (-128, -101, 101, 127)],
-        *[(SMALL, "exponent", exponent) for exponent in (-128, -101, 101, 127)],
+        *[(BLOCKS, KIND_AT[BLOCKS], kind) for kind in (fmt.KINDS, 128, 255)],
+        *[(EMPTY, KIND_AT[EMPTY], kind) for kind in (fmt.KINDS, 255)],
+        *[(BLOCKS, SIZES_AT[BLOCKS], (log - 10) << 4) for log in (21, 25)],
+        *[(BLOCKS, EXPONENT_AT[BLOCKS], exponent) for exponent in (-128, -101, 101, 127)],
+        *[(SMALL, EXPONENT_AT[SMALL], exponent) for exponent in (-128, -101, 101, 127)],
     ],
 )
-def test_header_out_of_range_is_refused(payload, tensor, field, value):
+def test_header_out_of_range_is_refused(payload, tensor, at, value):
     with pytest.raises(StreamError, match=f"header of tensor {tensor} is out of range"):
-        stream.parse(with_byte(payload, field_at(tensor, field), value), LAYOUT)
+        stream.parse(with_byte(payload, at, value), LAYOUT)
 
 
-@pytest.mark.parametrize("exponent", [stream.MIN_EXPONENT, stream.MAX_EXPONENT])
-@pytest.mark.parametrize("mantissa", [stream.MIN_MANTISSA, stream.MAX_MANTISSA])
+def test_headers_that_do_not_fit_the_stream_are_refused():
+    """All of three tensors are said to be coded, but there are no bytes behind their kinds."""
+    layout = Layout.of([(300,)] * 3)
+    payload = Dct().encode(np.zeros(900, np.float32), layout)
+    payload[4:7] = fmt.FIRST_BLOCK_KIND
+    with pytest.raises(StreamError, match="too few for the headers of 3 tensors"):
+        stream.parse(payload, layout)
+
+
+@pytest.mark.parametrize("exponent", [fmt.MIN_EXPONENT, fmt.MAX_EXPONENT])
+@pytest.mark.parametrize("mantissa", [fmt.MIN_MANTISSA, fmt.MAX_MANTISSA])
 def test_header_at_its_limits_decodes_to_finite_values(payload, mantissa, exponent):
-    changed = with_byte(payload, field_at(BLOCKS, "mantissa"), mantissa)
-    for tensor in (BLOCKS, SMALL):
-        changed = with_byte(changed, field_at(tensor, "exponent"), exponent)
+    chunk_log2 = payload[SIZES_AT[BLOCKS]] >> 4
+    changed = with_byte(payload, SIZES_AT[BLOCKS], chunk_log2 << 4 | mantissa - 16)
+    for at in EXPONENT_AT.values():
+        changed = with_byte(changed, at, exponent)
     results = [decode(backend, changed, LAYOUT) for backend in BACKENDS]
     assert np.isfinite(results[0]).all()
     assert results[0].tobytes() == results[1].tobytes()
@@ -119,33 +144,34 @@ def test_small_floats_that_are_not_finite_are_refused(payload, bits):
 def test_every_part_is_where_the_geometry_says(payload):
     parsed = stream.parse(payload, LAYOUT)
     geometry = parsed.geometry
-    assert geometry.chunks_at == 4 + 4 * 5
+    assert geometry.chunks_at == 4 + 5 + 4 + 3
+    assert geometry.floats_at == geometry.chunks_at + 4 * geometry.chunks
     assert geometry.words_at == geometry.chunks_at + 4 * geometry.chunks + 2 * 7
     assert payload.size == geometry.words_at + 2 * parsed.words.size
     floats = payload[geometry.words_at - 14 : geometry.words_at].view("<u2")
     assert parsed.word_starts[0] == 0
     assert parsed.word_starts[-1] == parsed.words.size
-    again = stream.join(parsed.headers, parsed.chunks, floats, parsed.words)
+    again = stream.join(parsed.headers, geometry, parsed.chunks, floats, parsed.words)
     assert again.tobytes() == payload.tobytes()
 
 
-@pytest.mark.parametrize("n", stream.BLOCKS)
+@pytest.mark.parametrize("n", fmt.BLOCKS)
 @pytest.mark.parametrize("size", [1, 8, 9, 1000, 1 << 18, (1 << 18) + 1, (1 << 19) + 1023, 1_000_000])
 def test_tiles_cover_a_tensor_in_order(n, size):
-    tiles = stream.cut(size, n)
+    tiles = fmt.cut(size, n)
     starts = [start for start, _, _ in tiles]
     assert starts == np.cumsum([0] + [values for _, _, values in tiles])[:-1].tolist()
     assert sum(values for _, _, values in tiles) == size
     assert sum(blocks for _, blocks, _ in tiles) == size // (n * n)
     for _, blocks, values in tiles[:-1]:
         assert values == blocks * n * n
-        assert values <= stream.TILE_VALUES
-    assert tiles[-1][2] < stream.TILE_VALUES + n * n
+        assert values <= fmt.TILE_VALUES
+    assert tiles[-1][2] < fmt.TILE_VALUES + n * n
 
 
 def test_many_tensors_wrap_in_the_prefix():
     layout = Layout.of([(0,)] * 70_000)
     payload = Dct().encode(np.empty(0, np.float32), layout)
-    assert payload.size == 4 + 4 * 70_000
-    assert int(payload[:4].view(stream.PREFIX)["tensors"][0]) == 70_000 - 65_536
+    assert payload.size == 4 + 70_000
+    assert int(payload[2:4].view("<u2")[0]) == 70_000 - 65_536
     decode("numba", payload, layout)
