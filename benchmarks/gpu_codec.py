@@ -92,6 +92,21 @@ def check_any_codes() -> int:
     return len(sides) * len(CODES)
 
 
+def check_shared_chunks() -> int:
+    """Decode streams whose chunks are several tiles, with gaps longer than one may be; return how many."""
+    layout = Layout.of([(9 * fmt.TILE_VALUES + 5,), (300,)])
+    x = np.zeros(layout.total, np.float32)
+    x[np.arange(x.size) % (1 << 17) < 256] = 1
+    x[fmt.TILE_VALUES : 3 * fmt.TILE_VALUES + 99] = 0
+    sides = [8, 16, 32]
+    for n in sides:
+        cpu = Dct(transform="always", block=n, step=2.0)
+        payload = cpu.encode(x, layout)
+        assert stream.parse(payload, layout).headers["chunk_log2"][0] > fmt.TILE_LOG2
+        assert compare(cpu, GpuDct(), payload, layout, gradient(layout, 4)) is not None
+    return len(sides)
+
+
 def compare(cpu: Dct, gpu: GpuDct, payload: np.ndarray, layout: Layout, x: np.ndarray) -> np.ndarray | None:
     """Decode with both, setting and adding; return the values, or None if both refuse."""
     results = []
@@ -172,7 +187,7 @@ def main() -> None:
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "check": {**check(), "any_codes": check_any_codes()},
+        "check": {**check(), "any_codes": check_any_codes(), "shared_chunks": check_shared_chunks()},
         "rows": [],
     }
     print(report, flush=True)

@@ -71,13 +71,34 @@ def test_codes_that_no_encoder_writes_decode_and_wrap_alike(n, largest):
     assert want.tobytes() == got.tobytes()
 
 
+@pytest.mark.parametrize("chunk_log2", [18, 20])
+def test_chunks_of_several_tiles_decode_to_the_same_bits(chunk_log2):
+    """With gaps that are longer than one may be, and levels that stand for zeros among codes."""
+    layout = Layout.of([(40,), (3 * fmt.TILE_VALUES + 5,)])
+    tiles = [np.arange(40) - 20, *(np.zeros(fmt.TILE_VALUES, np.int64) for _ in range(3))]
+    tiles.append(np.array([0, 0, 7, 0, 0]))
+    tiles[1][[5, 9]] = [fmt.MAX_LEVEL, -1]
+    tiles[3][[8, 9, 10, 13]] = [fmt.NO_CODE, 2, fmt.NO_CODE, -3]
+    payload = write(layout, headers_of(1, 1, chunk_log2=chunk_log2), tiles)
+    assert stream.parse(payload, layout).geometry.chunks == (5 if chunk_log2 == 18 else 2)
+    want, got = decode_both(payload, layout, None)
+    assert np.count_nonzero(want) == 39 + 5
+    assert want.tobytes() == got.tobytes()
+
+
+def test_levels_that_no_code_can_have_are_refused_alike():
+    layout = Layout.of([(40,)])
+    payload = write(layout, headers_of(1), [np.where(np.arange(40) == 20, fmt.NO_CODE + 1, 1)])
+    assert decode_both(payload, layout, 1.0) == [None, None]
+
+
 def test_damaged_streams_are_refused_alike():
     payload = Dct(**OPTIONS["default"]).encode(gradient(LAYOUT, 2), LAYOUT)
     rng = np.random.default_rng(5)
     refused = 0
     for _ in range(6):
         damaged = payload.copy()
-        damaged[rng.integers(24, damaged.size)] ^= rng.integers(1, 256, dtype=np.uint8)
+        damaged[rng.integers(16, damaged.size)] ^= rng.integers(1, 256, dtype=np.uint8)
         want, got = decode_both(damaged, LAYOUT, 1.0)
         assert (want is None) == (got is None)
         refused += want is None
