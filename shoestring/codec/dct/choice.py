@@ -77,11 +77,6 @@ class Question:
         is_full = self.options.small_as == "float32"
         return self.sizes, self.first_sample, self.kinds, self.handicap, self.forms, is_full
 
-    def rms(self, energy: Floats, largest: Floats) -> Floats:
-        """Return the rms of each sample's tensor; 0 if that is not going to be coded."""
-        rms: Floats = _rms(*self._arrays, self.tensor, energy, largest)
-        return rms
-
     def budget(self, largest: Floats, chunking: Chunking) -> tuple[float, int]:
         """Return the bits that are left for codes, and how many values are to be coded with them."""
         spent, values = _outline(*self._arrays, largest)
@@ -166,6 +161,12 @@ def natural_block(shape: tuple[int, ...], default: int) -> int:
 
 
 @decode_jit
+def is_coded(largest):
+    """Say whether a tensor that is large enough for blocks is coded, by its largest magnitude."""
+    return TOO_SMALL <= largest <= TOO_LARGE
+
+
+@decode_jit
 def _part(first_sample, is_full, largest):
     """Return the kind of a tensor that is not coded, or _CODED."""
     small = first_sample < 0
@@ -174,16 +175,6 @@ def _part(first_sample, is_full, largest):
     if largest > (TOO_LARGE_FOR_HALF if small else TOO_LARGE) or (small and is_full):
         return _FULL
     return _HALF if small else _CODED
-
-
-@making_jit
-def _rms(sizes, first_sample, kinds, handicap, forms, is_full, tensor, energy, largest):
-    rms = np.zeros(tensor.size)
-    for k in range(tensor.size):
-        t = tensor[k]
-        if _part(first_sample[t], is_full, largest[t]) == _CODED:
-            rms[k] = math.sqrt(energy[t] / sizes[t])
-    return rms
 
 
 @decode_jit
@@ -296,20 +287,11 @@ def _step_for_budget(
 
 
 @making_jit
-def _choose(
-    sizes, first_sample, kinds, handicap, forms, is_full, energy, largest, step, relative, bits, errors,
-    chunk_bits, most_log2, headers,
+def _choose_at(
+    sizes, first_sample, kinds, handicap, forms, is_full, energy, largest, step, bits, errors, chunk_bits,
+    most_log2, headers,
 ):  # fmt: skip
-    # Between two steps the rate is close to a power of the step.
-    bits = bits + 1e-9
-    count = relative.size
-    place = _interpolate(math.log2(step), np.log2(relative), np.arange(count, dtype=np.float64))
-    left = min(int(place), max(count - 2, 0))
-    right = min(left + 1, count - 1)
-    share = place - left
-    own_bits = np.exp2(np.log2(bits[:, left]) * (1 - share) + np.log2(bits[:, right]) * share)
-    own_errors = errors[:, left] * (1 - share) + errors[:, right] * share
-
+    """Write all headers, given what samples cost at the step itself."""
     spent, coded, total = 0.0, 0, 0.0
     rates = np.zeros(sizes.size)
     for t in range(sizes.size):
@@ -328,8 +310,8 @@ def _choose(
         if kinds[first] == _PLAIN and _is_flat(sizes[t], energy[t], largest[t], step):
             best, rates[t], own_step = first, FLAT_BITS, rms
         else:
-            best = _best(own_bits, own_errors, handicap, first, forms)
-            rates[t], own_step = own_bits[best], step * rms
+            best = _best(bits, errors, handicap, first, forms)
+            rates[t], own_step = bits[best], step * rms
         mantissa, exponent = _nearest(max(own_step, largest[t] / MAX_STEPS))
         sent_step = math.ldexp(float(mantissa), exponent)
         if kinds[best] == _PLAIN and largest[t] * (1 + _SNAPPED) < _THRESHOLD * sent_step:
@@ -345,3 +327,28 @@ def _choose(
             log2 = int(np.rint(math.log2(chunk_bits / rate)))
             headers[t, 1] = min(max(log2, _MIN_CHUNK), most_log2)
     return spent + total * (1 + CHUNK_OVERHEAD_BITS / chunk_bits)
+
+
+@making_jit
+def _choose(
+    sizes, first_sample, kinds, handicap, forms, is_full, energy, largest, step, relative, bits, errors,
+    chunk_bits, most_log2, headers,
+):  # fmt: skip
+    count = relative.size
+    if count == 1:
+        return _choose_at(
+            sizes, first_sample, kinds, handicap, forms, is_full, energy, largest, step, bits[:, 0],
+            errors[:, 0], chunk_bits, most_log2, headers,
+        )  # fmt: skip
+    # Between two steps the rate is close to a power of the step.
+    bits = bits + 1e-9
+    place = _interpolate(math.log2(step), np.log2(relative), np.arange(count, dtype=np.float64))
+    left = min(int(place), max(count - 2, 0))
+    right = min(left + 1, count - 1)
+    share = place - left
+    own_bits = np.exp2(np.log2(bits[:, left]) * (1 - share) + np.log2(bits[:, right]) * share)
+    own_errors = errors[:, left] * (1 - share) + errors[:, right] * share
+    return _choose_at(
+        sizes, first_sample, kinds, handicap, forms, is_full, energy, largest, step, own_bits, own_errors,
+        chunk_bits, most_log2, headers,
+    )  # fmt: skip

@@ -37,10 +37,9 @@ def _encode(
     energy, largest, bad = engine.scan(values, layout, crew)
     refuse_bad_tensor(bad, layout)
     question = ask(layout, options)
-    rms = question.rms(energy, largest)
 
     def look(relative: float) -> Floats:
-        costs: Floats = engine.costs(values, layout, question, relative * rms, crew)
+        costs: Floats = engine.costs(values, layout, question, energy, largest, relative, crew)
         return costs
 
     step, looked_at, costs = _find_step(engine, question, energy, largest, look)

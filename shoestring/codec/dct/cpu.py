@@ -461,9 +461,10 @@ def encode(
         return too_large
 
     def encode_on_thread(turns: Turns) -> int:
-        if take_turn(once) == 0:
+        too_large = max(map(encode_some, work.tiles, [turns, *more]), default=-1)
+        if take_turn(once) == 0:  # by whoever is there first, while another ends its last tile
             own_floats.append(floats.encode(values, headers, geometry, kept))
-        return max(map(encode_some, work.tiles, [turns, *more]), default=-1)
+        return too_large
 
     too_large = max(crew.run(work.encoders, encode_on_thread))
     if too_large >= 0:

@@ -6,6 +6,7 @@ at a step and how much error would be left: true costs on true codes, so that a 
 between transforms or steps needs no second encoding.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Layout, Vector
-from shoestring.codec.dct.choice import Floats, Question
+from shoestring.codec.dct.choice import Floats, Question, is_coded
 from shoestring.codec.dct.crew import Crew
 from shoestring.codec.dct.entropy import cheapest_table, extra_bits_of, symbol_of
 from shoestring.codec.dct.jit import Kernel, copy, decode_jit, encode_jit, specialise, sum_jit
@@ -23,7 +24,7 @@ from shoestring.codec.dct.sampling import lanes_of, sample_shape
 from shoestring.codec.dct.steps import ROUNDING
 from shoestring.codec.dct.tables import COST_ONE_BIT, SYMBOLS, TABLES
 from shoestring.codec.dct.turns import Turns, new_turns, take_turn
-from shoestring.codec.scratch import room
+from shoestring.codec.scratch import owned, room
 
 _NON_FINITE = np.int32(0x7F800000)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -124,8 +125,9 @@ def _energy(x):
 
 
 def _measure(
-    values, numbers, starts, sizes, shapes, turns, steps, run, entries, counts, group, coder, results
-):
+    values, numbers, tensors, starts, sizes, shapes, turns, energy, largest, relative, run, entries, counts,
+    group, coder, results,
+):  # fmt: skip
     """Write (bits, squared error in steps), both a value, of each tensor's sample.
 
     A sample is some groups of blocks, a group some runs of blocks from all over the tensor.
@@ -136,14 +138,15 @@ def _measure(
         k = take_turn(turns)
         if k >= starts.size:
             return
-        if steps[numbers[k]] == 0:
-            continue  # never coded
+        if not is_coded(largest[tensors[k]]):
+            continue
         x = values[starts[k] : starts[k] + sizes[k]]
         groups, runs, each = shapes[k, 0], shapes[k, 1], shapes[k, 2]
         lanes = runs * each
         apart = max(groups * runs - 1, 1)
-        inverse_step = np.float32(1 / steps[numbers[k]])
-        threshold = np.float32((1 - ROUNDING) * steps[numbers[k]])
+        wanted = relative * math.sqrt(energy[tensors[k]] / x.size)
+        inverse_step = np.float32(1 / wanted)
+        threshold = np.float32((1 - ROUNDING) * wanted)
         step = (inverse_step, threshold, np.float32(0), np.int32(0), np.float32(0))
         for symbol in range(SYMBOLS):
             histograms[0, symbol] = histograms[1, symbol] = 0
@@ -181,6 +184,10 @@ def _measurer(n: int) -> Kernel:
 
 
 def _room_for(n: int) -> tuple[Any, ...]:
+    return owned(f"sample_{n}", lambda: _make_room(n))
+
+
+def _make_room(n: int) -> tuple[Any, ...]:
     group = n * n * lanes_of(n)
     return (
         room("sample_run", group, np.float32),
@@ -196,10 +203,11 @@ def _room_for(n: int) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples of one block size: their numbers, and where they lie."""
+    """Samples of one block size: their numbers and tensors, and where these lie."""
 
     n: int
     numbers: NDArray[np.int64]
+    tensors: NDArray[np.int64]
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
     shapes: NDArray[np.int64]
@@ -216,14 +224,24 @@ def _samples(layout: Layout, question: Question) -> tuple[list[_Samples], int]:
     for n in sorted({n for _, n in wanted}, reverse=True):
         chosen = [k for k in largest_first if wanted[k][1] == n and weights[k]]
         if chosen:
-            starts = np.array([layout.offsets[wanted[k][0]] for k in chosen], np.int64)
-            sizes = np.array([layout.sizes[wanted[k][0]] for k in chosen], np.int64)
-            by_size.append(_Samples(n, np.array(chosen), starts, sizes, shapes[chosen]))
+            tensors = np.array([wanted[k][0] for k in chosen], np.int64)
+            starts, sizes = np.array(layout.offsets, np.int64), np.array(layout.sizes, np.int64)
+            by_size.append(
+                _Samples(n, np.array(chosen), tensors, starts[tensors], sizes[tensors], shapes[chosen])
+            )
     return by_size, int(weights.sum())
 
 
-def costs(values: Vector, layout: Layout, question: Question, steps: Floats, crew: Crew) -> Floats:
-    """Return [bits, squared error in steps squared], both a value, of each sample at its step."""
+def costs(
+    values: Vector,
+    layout: Layout,
+    question: Question,
+    energy: Floats,
+    largest: Floats,
+    relative: float,
+    crew: Crew,
+) -> Floats:
+    """Return [bits, squared error in steps squared], both a value, of each sample at a step over rms."""
     results = np.zeros((2, len(question.wanted)))
     by_size, total = _samples(layout, question)
     more = [new_turns() for _ in by_size[1:]]
@@ -231,8 +249,8 @@ def costs(values: Vector, layout: Layout, question: Question, steps: Floats, cre
     def measure(turns: Turns) -> None:
         for own, turn in zip(by_size, [turns, *more], strict=False):
             _measurer(own.n)(
-                values, own.numbers, own.starts, own.sizes, own.shapes, turn, steps, *_room_for(own.n),
-                results,
+                values, own.numbers, own.tensors, own.starts, own.sizes, own.shapes, turn, energy, largest,
+                relative, *_room_for(own.n), results,
             )  # fmt: skip
 
     crew.run(1 + total // _SAMPLED, measure)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shoestring.codec.base import Layout, Payload, Vector
 from shoestring.codec.dct import floats
 from shoestring.codec.dct.basis import integer_basis
-from shoestring.codec.dct.choice import Chunking, Floats, Question
+from shoestring.codec.dct.choice import Chunking, Floats, Question, is_coded
 from shoestring.codec.dct.crew import Crew
 from shoestring.codec.dct.format import (
     CHUNK,
@@ -282,13 +282,21 @@ def scan(values: Vector, layout: Layout, crew: Crew) -> tuple[Floats, Floats, in
     return energy, largest, -1
 
 
-def costs(values: Vector, layout: Layout, question: Question, steps: Floats, crew: Crew) -> Floats:
-    """Return [bits, squared error in steps squared], both a value, of each sample at its step."""
+def costs(
+    values: Vector,
+    layout: Layout,
+    question: Question,
+    energy: Floats,
+    largest: Floats,
+    relative: float,
+    crew: Crew,
+) -> Floats:
+    """Return [bits, squared error in steps squared], both a value, of each sample at a step over rms."""
     results = np.zeros((2, len(question.wanted)))
-    for k, ((index, n), step) in enumerate(zip(question.wanted, steps.tolist(), strict=True)):
-        if step:  # of a tensor that is coded
+    for k, (index, n) in enumerate(question.wanted):
+        if is_coded(largest[index]):
             x = values[layout.offsets[index] : layout.offsets[index + 1]]
-            results[:, k] = _cost(_sample(x, n), step)
+            results[:, k] = _cost(_sample(x, n), relative * math.sqrt(energy[index] / x.size))
     return results
 
 
