@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from shoestring.codec.base import Payload, Vector
 from shoestring.codec.dct import floats, pull
+from shoestring.codec.dct.adder import adder, inverse_room
 from shoestring.codec.dct.choice import Chunking
 from shoestring.codec.dct.crew import Crew
 from shoestring.codec.dct.entropy import (
@@ -53,33 +54,27 @@ from shoestring.codec.dct.format import (
     Geometry,
 )
 from shoestring.codec.dct.jit import Kernel, copy, decode_jit, encode_jit, making_jit, specialise
-from shoestring.codec.dct.lanes import inverse_8
-from shoestring.codec.dct.lists import FEW, group_room, list_order, lister
+from shoestring.codec.dct.lists import PADDING, group_room, list_order, lister
 from shoestring.codec.dct.measure import costs, scan
-from shoestring.codec.dct.sampling import lanes_of
 from shoestring.codec.dct.steps import INVERSE, MAGIC, MANTISSA, SCALE, THRESHOLD, Steps
 from shoestring.codec.dct.stream import Stream, new_payload
 from shoestring.codec.dct.tables import SLOT, SYMBOLS, TABLES
-from shoestring.codec.dct.transform import group_shape, inverse_block, inverse_group, to_value
 from shoestring.codec.dct.turns import Turns, new_turns, take_turn, take_turns
-from shoestring.codec.scratch import apart, clean_room, owned, room
+from shoestring.codec.scratch import clean_room, room
 from shoestring.errors import StreamError
 
 __all__ = ["CHUNKING", "costs", "decode", "encode", "scan"]
 
 _NOTHING = np.empty(0, np.float32)
-# Rows that are a power of two apart would share one cache set.
-PADDING = 17
 # Pairs are pushed when there are so many: few enough to be still in a near cache.
 PAIRS_AT_ONCE = 1 << 15
 _WORTH_A_THREAD = 300_000  # nanoseconds of work: to wake a thread takes some 50,000
 CHUNKING = Chunking(bits=8192, most_log2=MAX_CHUNK_LOG2)
 
-# Stand for a block size, its area, the blocks of a group, the list of each frequency and
-# kernels for it (`specialise`).
-n = area = width = 0
+# Stand for the area of a block size, the list of each frequency and the lister (`specialise`).
+area = 0
 order = np.zeros(1, np.int64)
-make_lists = inverse = inverse_few = scatter = scatter_planar = add_few = add_many = None
+make_lists = None
 
 
 @decode_jit
@@ -196,143 +191,6 @@ def _encoder(n: int) -> Kernel:
 
 
 @decode_jit
-def _code(entry):
-    """Return the code of an entry (`lists.py`)."""
-    magnitude = np.int32((entry & 0xFFFF) >> 1) + np.int32(1)
-    return np.int32(-magnitude if entry & 1 else magnitude)
-
-
-@decode_jit
-def _add_rest(out, entries, offset, mantissa, scale, weight):
-    for entry in entries:
-        out[(entry >> 16) - offset] += weight * to_value(_code(entry) << 18, mantissa, scale)
-
-
-def _scatter(entries, offset, blocks, codes, rows):
-    """Write codes block after block, and to `rows` which rows of a block have any."""
-    row_end = g = u = 0
-    for entry in entries:
-        position = (entry >> 16) - offset
-        if position >= row_end:
-            f = position // blocks
-            row_end = (f + 1) * blocks
-            g, u = order[f], f // n
-        b = position - row_end + blocks
-        codes[b * area + g] = _code(entry)
-        rows[b] |= np.uint64(1) << np.uint64(u)
-
-
-def _add_few(out, blocks, codes, rows, mantissa, scale, weight, s, values):
-    """Invert the blocks that hold codes one by one."""
-    y = s.reshape(s.size)[:area]
-    for b in range(blocks):
-        if rows[b]:
-            block = codes[b * area : (b + 1) * area]
-            target = out[b * area : (b + 1) * area]
-            inverse_few(block, rows[b], y)
-            for f in range(area):
-                target[f] += weight * to_value(y[f], mantissa, scale)
-                block[f] = 0
-            rows[b] = 0
-
-
-def _add_8(out, blocks, codes, rows, mantissa, scale, weight, s, values):
-    """Do the same in registers."""
-    for b in range(blocks):
-        if rows[b]:
-            rows[b] = 0
-            inverse_8(codes, b * 64, mantissa, scale, values)
-            block, target = codes[b * 64 : b * 64 + 64], out[b * 64 : b * 64 + 64]
-            for i in range(64):
-                target[i] += weight * values[i]
-                block[i] = 0
-
-
-def _scatter_planar(entries, offset, blocks, codes, rows):
-    row_end = shift = 0
-    for entry in entries:
-        position = (entry >> 16) - offset
-        if position >= row_end:
-            f = position // blocks
-            row_end = (f + 1) * blocks
-            shift = f * PADDING
-        codes[position + shift] = _code(entry)
-        rows[position - row_end + blocks] = 1
-
-
-def _add_many(out, blocks, codes, rows, mantissa, scale, weight, s, values):
-    """Invert group after group; blocks without codes stay untouched here too."""
-    stride = blocks + PADDING
-    for first in range(0, blocks, width):
-        lanes = min(width, blocks - first)
-        for f in range(area):
-            row = codes[f * stride + first : f * stride + first + lanes]
-            for b in range(lanes):
-                s[f, b] = row[b]
-                row[b] = 0
-        inverse(s)
-        for f in range(area):
-            for b in range(width):
-                values[f, b] = weight * to_value(s[f, b], mantissa, scale)
-        for b in range(lanes):
-            if rows[first + b]:
-                rows[first + b] = 0
-                target = out[(first + b) * area : (first + b + 1) * area]
-                for f in range(area):
-                    target[f] += values[f, b]
-
-
-def _add_tiles(out, tiles, turns, entries, places, counts, codes, rows, steps, weight, s, values):
-    """Take decoded tiles and add them; `codes` and `rows` are zero before and after each."""
-    while True:
-        k = take_turn(turns)
-        if k >= tiles.shape[0]:
-            return
-        tile = tiles[k]
-        start, size, blocks = tile[TILE_START], tile[TILE_SIZE], tile[TILE_BLOCKS]
-        first, chunk_log2 = tile[TILE_FIRST_CHUNK], tile[TILE_CHUNK_LOG2]
-        own_step = steps[tile[TILE_TENSOR]]
-        mantissa, scale = np.int32(own_step[MANTISSA]), own_step[SCALE]
-        target = out[start : start + size]
-        offset, is_shared = tile[TILE_OFFSET], chunk_log2 >= TILE_LOG2
-        own_counts = counts[first : first + (1 if is_shared else ((size - 1) >> chunk_log2) + 1)]
-        plain = offset + (blocks * area if n > 1 else 0)
-        many = n != 8 and not is_shared and own_counts.sum() * FEW >= size
-        for c in range(own_counts.size):
-            own = entries[places[first + c] : places[first + c] + own_counts[c]]
-            if is_shared:
-                own = own[np.searchsorted(own, offset << 16) : np.searchsorted(own, offset + size << 16)]
-            cut = own.size
-            if cut and own[-1] >> 16 >= plain:
-                cut = np.searchsorted(own, plain << 16)
-                _add_rest(target, own[cut:], offset, mantissa, scale, weight)
-            if n > 1:
-                if many:
-                    scatter_planar(own[:cut], offset, blocks, codes, rows)
-                else:
-                    scatter(own[:cut], offset, blocks, codes, rows)
-        if n > 1 and many:
-            add_many(target, blocks, codes, rows, mantissa, scale, weight, s, values)
-        elif n > 1:
-            add_few(target, blocks, codes, rows, mantissa, scale, weight, s, values)
-
-
-@cache
-def _adder(n: int) -> Kernel:
-    constants = {"n": n, "area": n * n, "width": lanes_of(n), "order": list_order(n)}
-    if n == 8:
-        few = many = specialise(decode_jit, _add_8, n)
-    else:
-        few = specialise(decode_jit, _add_few, n, inverse_few=inverse_block(n), **constants)
-        many = specialise(decode_jit, _add_many, n, inverse=inverse_group(n), **constants)
-    scatters = {
-        "scatter": specialise(decode_jit, _scatter, n, **constants),
-        "scatter_planar": specialise(decode_jit, _scatter_planar, n, **constants),
-    }
-    return specialise(decode_jit, _add_tiles, n, add_few=few, add_many=many, **scatters, **constants)
-
-
-@decode_jit
 def _gather(headers, places, out, chunks, words):
     """Write the headers and words of all chunks in order."""
     at = 0
@@ -358,13 +216,6 @@ def _place_entries(chunks, word_starts):
         places[c] = total
         total += min(chunks[c, CHUNK_SIZE], 16 * (word_starts[c + 1] - word_starts[c]))
     return places, total
-
-
-def _inverse_room(n: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return this thread's memory for codes and values of a group; of a block, if n is 8."""
-    shape = group_shape(n)
-    values = (64,) if n == 8 else shape
-    return owned(f"inverse_{n}", lambda: (apart(shape, np.int32), apart(values, np.float32)))
 
 
 @dataclass(frozen=True)
@@ -507,11 +358,11 @@ def decode(stream: Stream, out: Vector, weight: np.float32, crew: Crew) -> None:
 
     def add_some(part: _Tiles, turns: Turns) -> None:
         n = part.n
-        _adder(n)(
+        adder(n)(
             out, part.tiles, turns, entries, places, counts,
             clean_room("codes", part.most + PADDING * n * n if n > 1 else 1, np.int16),
             clean_room("rows", part.blocks if n > 1 else 1, np.uint64),
-            stream.steps, weight, *_inverse_room(n),
+            stream.steps, weight, *inverse_room(n),
         )  # fmt: skip
 
     def add_on_thread(turns: Turns) -> None:

@@ -20,6 +20,8 @@ from shoestring.codec.dct.steps import ROUNDING
 from shoestring.codec.dct.transform import forward_group, group_shape, inverse_block, inverse_group, to_value
 from shoestring.codec.scratch import apart, owned
 
+# Between lists, and planes of codes: those that are a power of two apart would share one cache set.
+PADDING = 17
 # Groups with more codes than one in this many values are handled as a whole.
 FEW = 24
 

@@ -12,12 +12,12 @@ CODE = """
 import json
 import numpy as np
 from shoestring.codec.base import Layout
-from shoestring.codec.dct import cpu, measure, pull
+from shoestring.codec.dct import adder, cpu, measure, pull
 from shoestring.codec.registry import make
 from shoestring.server.warmup import warm_up
 
 def compiled():
-    sizes = [kernel(n) for n in (1, 3, 5, 8) for kernel in (cpu._encoder, cpu._adder, measure._measurer)]
+    sizes = [kernel(n) for n in (1, 3, 5, 8) for kernel in (cpu._encoder, adder.adder, measure._measurer)]
     return [len(kernel.signatures) for kernel in (pull.pull_chunks, measure._scan, *sizes)]
 
 warm_up()
