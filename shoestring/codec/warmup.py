@@ -7,6 +7,7 @@ thread that must answer in time cannot do so meanwhile.
 import numpy as np
 
 from shoestring.codec.base import Layout
+from shoestring.codec.dct import crew
 from shoestring.codec.dct.jit import compiled_once
 from shoestring.codec.registry import make
 
@@ -24,3 +25,4 @@ def warm_up_dct(threads: int = 1) -> None:
             payload = codec.encode(values, layout, kept)
             codec.decode(payload, layout, values)
             codec.decode(payload, layout, values, 1.0)
+        crew.warm_up()

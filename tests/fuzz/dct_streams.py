@@ -25,8 +25,10 @@ LAYOUTS = tuple(
         [(9, 4, 3, 3), (10,), (40, 8)],
         [(4, 3, 5, 5), (0,), (2, 2, 7, 7)],
         [(1025,), (7,), (1,)],
+        [(3 * fmt.TILE_VALUES + 5,), (40,)],
     )
 )
+LARGE = len(LAYOUTS) - 1  # tiles that share a chunk; takes a hundred times as long as the others
 _INTERESTING = (0, 1, 2, 3, 4, 9, 10, 11, 15, 16, 18, 19, 31, 32, 100, 101, 127, 128, 155, 156, 254, 255)
 
 
@@ -62,7 +64,7 @@ class Seed:
 def seeds() -> list[Seed]:
     """Streams of encoders, and of codes that no encoder would write."""
     made = []
-    for index, layout in enumerate(LAYOUTS):
+    for index, layout in enumerate(LAYOUTS[:LARGE]):
         rng = np.random.default_rng(index)
         values = rng.laplace(0, 1, layout.total).astype(np.float32)
         for options in (
@@ -80,7 +82,18 @@ def seeds() -> list[Seed]:
             if most == fmt.MAX_LEVEL:  # and levels that stand for zeros
                 codes = [np.where(rng.random(own.size) < 0.1, fmt.NO_CODE, own) for own in codes]
             made.append(Seed.of(index, write(layout, headers, codes)))
-    return made
+    return made + [large_seed(n, chunk_log2) for n in (1, 3, 8, 32) for chunk_log2 in (18, 19, 20)]
+
+
+def large_seed(n: int, chunk_log2: int) -> Seed:
+    """A few codes, some of them at the ends of tiles, and gaps longer than one may be."""
+    layout, rng = LAYOUTS[LARGE], np.random.default_rng(n)
+    headers = headers_of(n, n, chunk_log2=chunk_log2)
+    sizes = fmt.lay_out(layout, headers).tiles[:, fmt.TILE_SIZE].tolist()
+    shares = [1e-4, 0, 1e-4, 0.2, 0.2][: len(sizes)]
+    codes = [sparse_codes(size, rng, share, 300) for size, share in zip(sizes, shares, strict=True)]
+    codes[0][[0, -1]] = codes[2][-1] = 3
+    return Seed.of(LARGE, write(layout, headers, codes))
 
 
 Mutation = Callable[[Seed, list[Seed], Random], bytearray]

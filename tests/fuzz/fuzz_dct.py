@@ -27,11 +27,12 @@ import psutil
 
 from shoestring.codec.dct.codec import Dct
 from shoestring.errors import StreamError
-from tests.fuzz.dct_streams import LAYOUTS, MUTATIONS, Seed, seeds
+from tests.fuzz.dct_streams import LARGE, LAYOUTS, MUTATIONS, Seed, seeds
 from tests.fuzz.summary import Summary as Common
 
 BATCH = 1000
 COMPARE_EVERY = 200
+LARGE_SHARE = 0.01
 HANG_S = 60.0
 
 
@@ -63,10 +64,9 @@ class Fuzzer:
         self._seed = seed
         self._compare_every = compare_every
         self._numba, self._numpy = Dct(), Dct(backend="numpy")
-        self._seeds = seeds()
-        self._alike: list[list[Seed]] = [
-            [s for s in self._seeds if s.layout == k] for k in range(len(LAYOUTS))
-        ]
+        own = seeds()
+        self._alike: list[list[Seed]] = [[s for s in own if s.layout == k] for k in range(len(LAYOUTS))]
+        self._small = [s for s in own if s.layout != LARGE]
         rng = np.random.default_rng(0)
         self._before = [rng.standard_normal(layout.total).astype(np.float32) for layout in LAYOUTS]
         self._out = [before.copy() for before in self._before]
@@ -79,7 +79,7 @@ class Fuzzer:
         summary = Summary()
         rng = Random(f"{self._seed}/{batch}")
         for number in range(streams):
-            seed = rng.choice(self._seeds)
+            seed = rng.choice(self._alike[LARGE] if rng.random() < LARGE_SHARE else self._small)
             mutation = rng.choice(MUTATIONS)
             payload = bytes(mutation(seed, self._alike[seed.layout], rng))
             weight = None if rng.random() < 0.2 else 0.5

@@ -137,11 +137,12 @@ def _add_tiles(out, tiles, turns, entries, places, counts, codes, rows, steps, w
         offset, is_shared = tile[TILE_OFFSET], chunk_log2 >= TILE_LOG2
         own_counts = counts[first : first + (1 if is_shared else ((size - 1) >> chunk_log2) + 1)]
         plain = offset + (blocks * area if n > 1 else 0)
-        many = n != 8 and not is_shared and own_counts.sum() * FEW >= size
+        many = n != 8 and own_counts.sum() * FEW >= size
         for c in range(own_counts.size):
             own = entries[places[first + c] : places[first + c] + own_counts[c]]
             if is_shared:
                 own = own[np.searchsorted(own, offset << 16) : np.searchsorted(own, offset + size << 16)]
+                many = n != 8 and own.size * FEW >= size
             cut = own.size
             if cut and own[-1] >> 16 >= plain:
                 cut = np.searchsorted(own, plain << 16)

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
-from shoestring.codec.dct.turns import Turns, await_count, give_back, new_turns, watch
+from shoestring.codec.dct.turns import Turns, await_count, give_back, new_turns, take_turn, watch
 
 Made = TypeVar("Made")
 
@@ -37,12 +37,13 @@ class _Phase:
 
     def lead(self, work: Callable[[Turns], Made]) -> list[Made]:
         """Do what there is together with the helpers that come; return what each call gave."""
-        self._work, self.next = work, _Phase()
+        self._work = work
         try:
             own = work(self.turns)
         finally:
             with self._lock:
                 self._is_over = True
+            take_turn(self.turns)  # had nobody taken one, helpers would still wait for this phase
             await_count(self.turns, self._helpers)
         if self._error is not None:
             raise self._error
@@ -89,13 +90,11 @@ class Crew:
             self._called += 1
             _pool.call(self)
         phase = self._phase
-        results = None
+        phase.next = after = _Phase()
         try:
-            results = phase.lead(work)
+            return phase.lead(work)
         finally:
-            assert phase.next is not None
-            self._phase = phase.next
-        return results
+            self._phase = after
 
     def help(self) -> None:
         """Go along from phase to phase, on a helper's thread."""
@@ -125,13 +124,17 @@ class _Pool:
             return
         with self._lock:
             while self._size < size:
+                name = f"shoestring-codec-{self._size + 1}"
+                try:
+                    threading.Thread(target=self._serve, name=name, daemon=True).start()
+                except RuntimeError:  # no more threads to be had: it is done without
+                    return
                 self._size += 1
-                name = f"shoestring-codec-{self._size}"
-                threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def call(self, crew: Crew) -> None:
         self.grow(crew._most)
-        self._calls.put(crew)
+        if self._size:
+            self._calls.put(crew)
 
     def _serve(self) -> None:
         while True:
@@ -148,3 +151,12 @@ def _start_anew() -> None:
 
 
 os.register_at_fork(after_in_child=_start_anew)
+
+
+def warm_up() -> None:
+    """Compile what threads wait with: a call so small that it has no helpers does not."""
+    turns = new_turns()
+    take_turn(turns)
+    watch(turns)
+    give_back(turns)
+    await_count(turns, 1)

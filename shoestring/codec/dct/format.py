@@ -4,7 +4,7 @@ README.md beside this file is the specification; `stream.py` reads and writes wh
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +89,7 @@ class Geometry:
     """Where the parts of a stream with given tensor headers lie. Equal only to itself."""
 
     tiles: NDArray[np.int64]  # [tiles, TILE_COLUMNS]
-    chunk_rows: NDArray[np.int64]  # [chunks, 4]
+    chunks: int
     floats: FloatTensors
     zero_starts: NDArray[np.int64]  # of the tensors that are not sent at all
     zero_sizes: NDArray[np.int64]
@@ -97,9 +97,10 @@ class Geometry:
     floats_at: int  # of the floats
     words_at: int  # of the words
 
-    @property
-    def chunks(self) -> int:
-        return len(self.chunk_rows)
+    @cached_property
+    def chunk_rows(self) -> NDArray[np.int64]:
+        """All chunks, [chunks, 4]: listed only once a stream turned out to be as long as they are many."""
+        return _find_chunks(self.tiles)
 
 
 def cut(size: int, n: int) -> list[tuple[int, int, int]]:
@@ -131,16 +132,15 @@ def lay_out(layout: Layout, headers: NDArray[np.void]) -> Geometry:
 
 @lru_cache(maxsize=1024)  # a large model has hundreds of parts
 def _lay_out(layout: Layout, kinds: bytes, chunk_logs: bytes) -> Geometry:
-    tiles = _find_tiles(layout, kinds, chunk_logs)
-    chunk_rows = _find_chunks(tiles)
+    tiles, chunks = _find_tiles(layout, kinds, chunk_logs)
     floats = _find_floats(layout, kinds)
     zero = [index for index, kind in enumerate(kinds) if kind == ZERO]
     coded = sum(kind >= FIRST_BLOCK_KIND for kind in kinds)
     chunks_at = headers_bytes(len(kinds), coded + kinds.count(HALF), coded)
-    floats_at = chunks_at + CHUNK.itemsize * len(chunk_rows)
+    floats_at = chunks_at + CHUNK.itemsize * chunks
     return Geometry(
         tiles=tiles,
-        chunk_rows=chunk_rows,
+        chunks=chunks,
         floats=floats,
         zero_starts=np.array([layout.offsets[index] for index in zero], np.int64),
         zero_sizes=np.array([layout.sizes[index] for index in zero], np.int64),
@@ -150,7 +150,8 @@ def _lay_out(layout: Layout, kinds: bytes, chunk_logs: bytes) -> Geometry:
     )
 
 
-def _find_tiles(layout: Layout, kinds: bytes, chunk_logs: bytes) -> NDArray[np.int64]:
+def _find_tiles(layout: Layout, kinds: bytes, chunk_logs: bytes) -> tuple[NDArray[np.int64], int]:
+    """List the tiles, and say how many chunks they have."""
     rows: list[tuple[int, ...]] = []
     chunks = 0
     for index, size in enumerate(layout.sizes):
@@ -166,7 +167,7 @@ def _find_tiles(layout: Layout, kinds: bytes, chunk_logs: bytes) -> NDArray[np.i
             place = layout.offsets[index] + start
             rows.append((place, blocks, values, n, chunk_log2, first, index, offset))
             offset += values
-    return np.array(rows, np.int64).reshape(-1, TILE_COLUMNS)
+    return np.array(rows, np.int64).reshape(-1, TILE_COLUMNS), chunks
 
 
 def _find_chunks(tiles: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -2,7 +2,8 @@
 
 Dealing them out beforehand would be simpler, but the cores of a machine are not alike: one
 is shared with another program, or its thread wakes late. The first number of a list is the next
-turn, which all of them count up; nobody waits. The second is how many helpers are done (`crew.py`).
+turn, which all of them count up; nobody waits for a turn. The second is how many helpers are
+done (`crew.py`).
 """
 
 import numpy as np

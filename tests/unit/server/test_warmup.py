@@ -12,13 +12,14 @@ CODE = """
 import json
 import numpy as np
 from shoestring.codec.base import Layout
-from shoestring.codec.dct import adder, cpu, measure, pull
+from shoestring.codec.dct import adder, cpu, measure, pull, turns
 from shoestring.codec.registry import make
 from shoestring.server.warmup import warm_up
 
 def compiled():
     sizes = [kernel(n) for n in (1, 3, 5, 8) for kernel in (cpu._encoder, adder.adder, measure._measurer)]
-    return [len(kernel.signatures) for kernel in (pull.pull_chunks, measure._scan, *sizes)]
+    waiting = turns.watch, turns.give_back, turns.await_count
+    return [len(kernel.signatures) for kernel in (pull.pull_chunks, measure._scan, *waiting, *sizes)]
 
 warm_up()
 before = compiled()

@@ -14,7 +14,7 @@ from shoestring.codec.dct.gpu.lists import CHOSEN, COUNT, LENGTH, code_of, place
 
 SYMBOLS = tl.constexpr(36)
 NO_CODE = tl.constexpr(32768)  # the level that stands for a zero
-MAX_NONZERO = tl.constexpr(65535)
+MAX_NONZERO = tl.constexpr(65533)
 MAX_WORDS = tl.constexpr(0x3FFFF)
 LOWEST = tl.constexpr(65536)
 STATES = tl.constexpr(4)  # words that the two states of a chunk take

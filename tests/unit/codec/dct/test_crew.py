@@ -36,6 +36,26 @@ def test_every_piece_of_every_phase_is_taken_once(threads):
                 assert all_of(taken) == list(range(PIECES))
 
 
+def test_a_phase_without_pieces_opens_for_helpers_all_the_same():
+    """Or one that waits for it would wait in vain, while other calls have none."""
+    phase = crews._Phase()
+    phase.lead(lambda turns: None)
+    assert phase.turns[0] > 0
+
+
+def test_where_no_thread_can_be_had_the_work_is_done_without(monkeypatch):
+    def fail(thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(crews, "_pool", crews._Pool())
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with Crew(3) as crew:
+        assert crew.run(3, take_all) == [list(range(PIECES))]
+    monkeypatch.undo()
+    with Crew(3) as crew:
+        assert all_of(crew.run(3, take_all)) == list(range(PIECES))
+
+
 def with_a_helper(work) -> None:
     """Run `work(is_own)` on two threads, again if no helper was there in time: none has to be."""
     own = threading.get_ident()
