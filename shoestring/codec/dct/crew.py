@@ -5,7 +5,8 @@ them a little that one thread does alone. To wake a thread takes some 50 microse
 long as a small phase. So a helper that has come for one phase stays for the next: it watches the
 list that phase will take its turns from, in compiled code and without the GIL, until somebody
 takes the first turn. Nobody ever depends on a helper: one that comes late, or waits too long and
-goes, is not missed.
+goes, is not missed. After a call it watches out for another for a fraction of a millisecond:
+buckets come one after the other.
 """
 
 import os
@@ -15,7 +16,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
-from shoestring.codec.dct.turns import Turns, await_count, give_back, new_turns, take_turn, watch
+from shoestring.codec.dct.turns import Turns, await_count, give_back, linger, new_turns, take_turn, watch
 
 Made = TypeVar("Made")
 
@@ -115,6 +116,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Crew] = SimpleQueue()
+        self._called = new_turns()  # counts the calls
         self._lock = threading.Lock()
         self._size = 0
 
@@ -135,10 +137,16 @@ class _Pool:
         self.grow(crew._most)
         if self._size:
             self._calls.put(crew)
+            take_turn(self._called)
 
     def _serve(self) -> None:
         while True:
-            self._calls.get().help()
+            crew = self._calls.get()
+            known = int(self._called[0])
+            crew.help()
+            del crew  # what it works on is not to be kept
+            if self._calls.empty():
+                linger(self._called, known)
 
 
 _pool = _Pool()
@@ -158,5 +166,6 @@ def warm_up() -> None:
     turns = new_turns()
     take_turn(turns)
     watch(turns)
+    linger(turns, 0)
     give_back(turns)
     await_count(turns, 1)

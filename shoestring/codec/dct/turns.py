@@ -20,8 +20,9 @@ Turns = NDArray[np.int64]
 
 _TURNS = types.Array(types.int64, 1, "C")
 _NEXT, _DONE, _SIZE = 0, 16, 17  # a cache line each
-# How often to look before letting others run in between, and how often then: some milliseconds.
-_LOOKS, _PATIENT_LOOKS = 2_000, 20_000
+# How often to look before letting others run in between, and how often then: some milliseconds
+# for the next phase of a call, a fraction of one for the next call.
+_LOOKS, _PATIENT_LOOKS, _IDLE_LOOKS = 2_000, 20_000, 500
 
 
 def new_turns() -> Turns:
@@ -80,15 +81,26 @@ def take_turn(turns):
 
 
 @decode_jit
-def watch(turns):
-    """Wait until a turn has been taken; return the next one, or 0 if that took too long."""
-    for k in range(_LOOKS + _PATIENT_LOOKS):
+def _await_other(turns, known, patience):
+    for k in range(_LOOKS + patience):
         seen = _look(turns, _NEXT)
-        if seen:
+        if seen != known:
             return seen
         if k > _LOOKS:
             _let_others_run()
-    return 0
+    return known
+
+
+@decode_jit
+def watch(turns):
+    """Wait until a turn has been taken; return the next one, or 0 if that took too long."""
+    return _await_other(turns, 0, _PATIENT_LOOKS)
+
+
+@decode_jit
+def linger(turns, known):
+    """Wait a little, until the next turn is another one than is known."""
+    _await_other(turns, known, _IDLE_LOOKS)
 
 
 @decode_jit

@@ -18,7 +18,7 @@ from shoestring.server.warmup import warm_up
 
 def compiled():
     sizes = [kernel(n) for n in (1, 3, 5, 8) for kernel in (cpu._encoder, adder.adder, measure._measurer)]
-    waiting = turns.watch, turns.give_back, turns.await_count
+    waiting = turns.watch, turns.linger, turns.give_back, turns.await_count
     return [len(kernel.signatures) for kernel in (pull.pull_chunks, measure._scan, *waiting, *sizes)]
 
 warm_up()
