@@ -37,21 +37,21 @@ _ROUNDING = float(ROUNDING)
 _NONE = np.zeros(0)
 
 
-def of_headers(headers: NDArray[np.void], largest: NDArray[np.float64] | None = None) -> Steps:
-    """Derive the steps; an encoder gives each tensor's largest magnitude as well."""
+def of_headers(headers: NDArray[np.void], largest: NDArray[np.float64]) -> Steps:
+    """Derive an encoder's steps, from each tensor's largest magnitude as well."""
     steps = np.zeros((headers.size, STEP_COLUMNS), np.float32)
     find_steps(headers, largest, steps)
     return steps
 
 
-def find_steps(headers: NDArray[np.void], largest: NDArray[np.float64] | None, steps: Steps) -> None:
+def find_steps(headers: NDArray[np.void], largest: NDArray[np.float64], steps: Steps) -> None:
     """Do the same in memory that is there already."""
-    known = largest is not None
-    _find_steps(headers.view(np.uint8).reshape(-1, 4), largest if known else _NONE, known, steps)
+    _find_steps(headers.view(np.uint8).reshape(-1, 4), largest, True, steps)
 
 
 @decode_jit
 def steps_of_decoder(headers, steps):
+    """Derive a decoder's steps, from headers as bytes."""
     _find_steps(headers, _NONE, False, steps)
 
 

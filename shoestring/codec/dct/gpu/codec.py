@@ -65,7 +65,7 @@ class Steps:
         self._numbers = self._here.numpy()
         self.there = torch.empty_like(self._here, device=device)
 
-    def find(self, headers: NDArray[np.void], largest: Floats | None) -> None:
+    def find(self, headers: NDArray[np.void], largest: Floats) -> None:
         find_steps(headers, largest, self._numbers)
         self.there.copy_(self._here, non_blocking=True)
 

@@ -240,6 +240,14 @@ def test_small_tensors_are_sent_as_floats(backend, form, size, relative):
         assert (off <= relative * values).all()
 
 
+def check_decoders_alike(payload, layout, same_bits) -> None:
+    want = decode("numpy", payload, layout)
+    same_bits(decode("numba", payload, layout), want)
+    out = np.full(layout.total, np.nan, np.float32)
+    Dct(threads=3).decode(payload, layout, out)
+    same_bits(out, want)
+
+
 def test_several_tiles_are_alike_on_all_backends_and_threads(same_bits):
     """More than 2**18 values: whole tiles, then one with the rest, for a kernel and for 16 x 16."""
     layout = Layout.of([(3100, 10, 3, 3), (600_001,)])
@@ -254,11 +262,7 @@ def test_several_tiles_are_alike_on_all_backends_and_threads(same_bits):
     assert len(stream.parse(one, layout).geometry.tiles) == 2 + 3
     python = Dct(backend="numpy", **options).encode(values, layout, kept[2])
     for payload in (one, python):
-        want = decode("numpy", payload, layout)
-        same_bits(decode("numba", payload, layout), want)
-        out = np.full_like(values, np.nan)
-        Dct(threads=3).decode(payload, layout, out)
-        same_bits(out, want)
+        check_decoders_alike(payload, layout, same_bits)
 
 
 def see_nothing(values, layout, question, energy, largest, relative, crew):
@@ -306,11 +310,7 @@ def test_tiles_share_chunks_alike_on_all_backends_and_threads(n, chunk_log2, sam
     assert geometry.chunks == -(-(len(geometry.tiles) - 1) // together) + 1
     assert geometry.chunk_rows[:, fmt.CHUNK_SIZE].sum() == layout.total
     for payload in (one, two):
-        want = decode("numpy", payload, layout)
-        same_bits(decode("numba", payload, layout), want)
-        out = np.full_like(values, np.nan)
-        Dct(threads=3).decode(payload, layout, out)
-        same_bits(out, want)
+        check_decoders_alike(payload, layout, same_bits)
         ramp = np.arange(values.size, dtype=np.float32)
         same_bits(decode("numba", payload, layout, ramp, 0.3), decode("numpy", payload, layout, ramp, 0.3))
     same_bits(decode("numpy", one, layout) + kept[0], decode("numpy", two, layout) + kept[1])
