@@ -17,8 +17,8 @@ matplotlib.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import NullFormatter
 
-from shoestring.bench import scaletable
-from shoestring.bench.train.table import lines, summarise
+from benchmarks.scale import table as scaletable
+from benchmarks.train.table import lines, summarise
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -8,17 +8,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoestring.cache.dataset import cached
     from shoestring.codec.base import Layout
     from shoestring.codec.feedback import Feedback
     from shoestring.codec.registry import make as make_codec
     from shoestring.errors import ShoestringError
-    from shoestring.fleet.cache import cached
     from shoestring.launch.start import init
-    from shoestring.worker.batchnorm import share_batchnorm, unshare_batchnorm
+    from shoestring.worker.batchnorm.layers import share_batchnorm, unshare_batchnorm
     from shoestring.worker.data import batches, epochs
     from shoestring.worker.feed import feed
     from shoestring.worker.keeper import keep
-    from shoestring.worker.policy import Async, Bounded, EveryStep, LocalSteps
+    from shoestring.worker.rounds.policy import Async, Bounded, EveryStep, LocalSteps
     from shoestring.worker.wrap import wrap
 
 __version__ = "0.1.0"
@@ -45,22 +45,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Async": ("shoestring.worker.policy", "Async"),
-    "Bounded": ("shoestring.worker.policy", "Bounded"),
-    "EveryStep": ("shoestring.worker.policy", "EveryStep"),
+    "Async": ("shoestring.worker.rounds.policy", "Async"),
+    "Bounded": ("shoestring.worker.rounds.policy", "Bounded"),
+    "EveryStep": ("shoestring.worker.rounds.policy", "EveryStep"),
     "Feedback": ("shoestring.codec.feedback", "Feedback"),
     "Layout": ("shoestring.codec.base", "Layout"),
-    "LocalSteps": ("shoestring.worker.policy", "LocalSteps"),
+    "LocalSteps": ("shoestring.worker.rounds.policy", "LocalSteps"),
     "ShoestringError": ("shoestring.errors", "ShoestringError"),
     "batches": ("shoestring.worker.data", "batches"),
-    "cached": ("shoestring.fleet.cache", "cached"),
+    "cached": ("shoestring.cache.dataset", "cached"),
     "epochs": ("shoestring.worker.data", "epochs"),
     "feed": ("shoestring.worker.feed", "feed"),
     "init": ("shoestring.launch.start", "init"),
     "keep": ("shoestring.worker.keeper", "keep"),
     "make_codec": ("shoestring.codec.registry", "make"),
-    "share_batchnorm": ("shoestring.worker.batchnorm", "share_batchnorm"),
-    "unshare_batchnorm": ("shoestring.worker.batchnorm", "unshare_batchnorm"),
+    "share_batchnorm": ("shoestring.worker.batchnorm.layers", "share_batchnorm"),
+    "unshare_batchnorm": ("shoestring.worker.batchnorm.layers", "unshare_batchnorm"),
     "wrap": ("shoestring.worker.wrap", "wrap"),
 }
 

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from shoestring.codec.dct.jit import decode_jit
+from shoestring.compiled.jit import decode_jit
 
 
 class Memcpy:

@@ -22,7 +22,7 @@ def demo(
     """
     from dataclasses import asdict
 
-    from shoestring.bench import demo as bench
+    from shoestring.bench.demo import suite as bench
     from shoestring.cli import env
 
     place = folder or bench.main_folder()

@@ -14,7 +14,7 @@ from shoestring.errors import JoinError, SnapshotError, UsageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shoestring.server.snapshot import Snapshot
+    from shoestring.checkpoint.snapshot import Snapshot
 
 _BUFFER = "worker.0.buffer."
 
@@ -41,7 +41,7 @@ def export(
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    from shoestring.launch.resume import find_snapshot
+    from shoestring.checkpoint.resume import find_snapshot
 
     if output.exists() and not force:
         raise UsageError(f"`{output}` already exists", hint="give another name, or `--force`")
@@ -79,8 +79,9 @@ def read_model(snapshot: "Snapshot") -> "dict[str, NDArray[Any]]":
     import msgspec
     import numpy as np
 
-    from shoestring.server.partition import Table, Tensor, check_table, cut
-    from shoestring.server.rules import Rule
+    from shoestring.model.parts import cut
+    from shoestring.model.rules import Rule
+    from shoestring.model.table import Table, Tensor, check_table
 
     try:
         table = msgspec.convert(snapshot.manifest.facts.get("table"), tuple[Tensor, ...])

@@ -119,8 +119,8 @@ def run(
     Each worker is the script in a process of its own, which calls `shoestring.init()`. What they
     print is passed on. When one fails the others are stopped, and its exit code is that of the run.
     """
+    from shoestring.checkpoint.resume import begin
     from shoestring.config import Run
-    from shoestring.launch.resume import begin
 
     _check(script, as_module, codec, policy, checkpoint, every, working_dir)
     if not on and (cpus is not None or gpus is not None or working_dir or variables or allow_open):
@@ -145,7 +145,7 @@ def run(
     )
     command = [*(["-m"] if as_module else []), script, *(args or [])]
     if on:
-        from shoestring.launch.ray import Wishes, run_on_ray
+        from shoestring.launch.ray.launcher import Wishes, run_on_ray
 
         wishes = Wishes(
             shards,
@@ -179,7 +179,7 @@ def _check(
 ) -> None:
     """Refuse what cannot work before any process is started."""
     from shoestring.codec import registry
-    from shoestring.worker.policy import make_policy
+    from shoestring.worker.rounds.policy import make_policy
 
     if not as_module and not os.path.exists(os.path.join(working_dir or "", script)):
         raise UsageError(

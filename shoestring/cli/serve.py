@@ -71,9 +71,9 @@ def serve(
 
     import zmq
 
-    from shoestring.launch.resume import find_snapshot
+    from shoestring.checkpoint.resume import find_snapshot
+    from shoestring.checkpoint.shard import Archive, restorer
     from shoestring.observe.events import EventLog
-    from shoestring.server.archive import Archive, restorer
     from shoestring.server.serve import Service, listen
     from shoestring.server.shard import Shard
     from shoestring.server.warmup import warm_up

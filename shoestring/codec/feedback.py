@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Codec, Layout, Payload, Vector, check_vector
-from shoestring.codec.scratch import room
+from shoestring.compiled.scratch import room
 from shoestring.errors import CodecError, NonFiniteError
 
 _KEPT = "kept"

@@ -17,6 +17,7 @@ from shoestring.codec.options import NoOptions, Option, list_options, read_optio
 from shoestring.errors import CodecError, UnknownCodecError, UsageError
 
 GROUP = "shoestring.codecs"
+LOSSLESS = "float32"  # values as they are: a push or an answer of them needs no feedback
 
 _BUILT_IN = {
     "dct": "shoestring.codec.dct:Dct",
@@ -124,4 +125,17 @@ def _load(name: str, entries: list[EntryPoint]) -> Any:
             f"codec `{name}` is `{where[0]}`, which is no subclass of `Codec`",
             hint="repair or uninstall the package that offers it",
         )
+    return codec
+
+
+_codecs: dict[str, Codec] = {}
+
+
+def codec_of(text: str) -> Codec:
+    """Like `make` for a text alone, but one that was built before is returned again."""
+    codec = _codecs.get(text)
+    if codec is None:
+        if len(_codecs) > 256:  # a worker that names ever new options must not fill the memory
+            _codecs.clear()
+        codec = _codecs[text] = make(text)
     return codec

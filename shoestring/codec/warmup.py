@@ -7,9 +7,9 @@ thread that must answer in time cannot do so meanwhile.
 import numpy as np
 
 from shoestring.codec.base import Layout
-from shoestring.codec.dct import crew
-from shoestring.codec.dct.jit import compiled_once
 from shoestring.codec.registry import make
+from shoestring.compiled import crew
+from shoestring.compiled.jit import compiled_once
 
 _SHAPES = [(64, 64), (16, 8, 3, 3), (8, 8, 5, 5), (300,), (5,)]
 

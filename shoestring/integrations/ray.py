@@ -25,12 +25,12 @@ import ray
 from ray.train.backend import Backend
 from ray.train.torch.config import TorchConfig
 
+from shoestring.checkpoint.resume import AUTO, begin
 from shoestring.config import Run
 from shoestring.errors import JoinError, ShoestringError
-from shoestring.launch.host import ShardOrder
-from shoestring.launch.raykeys import RunKeys
-from shoestring.launch.rayseat import Order, Seat, tcp_address, write_keys
-from shoestring.launch.resume import AUTO, begin
+from shoestring.launch.ray.keys import RunKeys
+from shoestring.launch.ray.process import Order, Seat, tcp_address, write_keys
+from shoestring.launch.shard import ShardOrder
 from shoestring.worker import session
 
 _POLL_S = 5.0

@@ -22,8 +22,8 @@ from typing import IO
 from shoestring.config import Run
 from shoestring.launch import lifeline
 from shoestring.launch.child import Child
-from shoestring.launch.host import ShardOrder, ShardProcess, local_address
 from shoestring.launch.lifeline import Lifeline
+from shoestring.launch.shard import ShardOrder, ShardProcess, local_address
 from shoestring.launch.signals import signals_as_exceptions, signals_ignored
 from shoestring.launch.stream import Stream
 from shoestring.observe.events import Tail

@@ -25,11 +25,11 @@ from typing import Any
 import torch.distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from shoestring.checkpoint.resume import AUTO, begin
 from shoestring.config import Run
 from shoestring.errors import JoinError, ShoestringError, UsageError
-from shoestring.launch.host import ShardOrder, ShardProcess, local_address
 from shoestring.launch.lifeline import Lifeline
-from shoestring.launch.resume import AUTO, begin
+from shoestring.launch.shard import ShardOrder, ShardProcess, local_address
 from shoestring.worker import session
 
 TIMEOUT_S = 300.0

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 
+from shoestring.checkpoint.resume import AUTO, begin
 from shoestring.config import Run
 from shoestring.errors import UsageError
 from shoestring.launch import lifeline
-from shoestring.launch.resume import AUTO, begin
 from shoestring.worker import session
 
 _GRACE_S = 5.0

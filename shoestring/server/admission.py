@@ -6,28 +6,15 @@ begun can fail only for the bytes of one contribution, before anything has chang
 
 from collections.abc import Sequence
 
-from shoestring.codec.base import Codec
-from shoestring.codec.registry import make
+from shoestring.codec.registry import LOSSLESS, codec_of
 from shoestring.errors import StreamError, WireError
-from shoestring.server.holding import LOSSLESS, Holding
-from shoestring.server.statistics import unpack
+from shoestring.model.statistics import unpack
+from shoestring.server.holding import Holding
 from shoestring.wire.messages import WHOLE_ROUND, Push
 
 CODEC_TEXT_LIMIT = 128
 HYPER_LIMIT = 1e18  # what rules make of such numbers is still a float32
 WEIGHTS = (1e-30, 1e30)
-
-_codecs: dict[str, Codec] = {}
-
-
-def codec_of(text: str) -> Codec:
-    """Build a codec from its text, once."""
-    codec = _codecs.get(text)
-    if codec is None:
-        if len(_codecs) > 256:  # a worker that names ever new options must not fill the memory
-            _codecs.clear()
-        codec = _codecs[text] = make(text)
-    return codec
 
 
 def check_push(push: Push, payload: memoryview, holding: Holding) -> None:

@@ -20,14 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Vector
-from shoestring.codec.scratch import room
+from shoestring.codec.registry import LOSSLESS, codec_of
+from shoestring.compiled.scratch import room
 from shoestring.errors import ShoestringError, WireError
+from shoestring.model.parts import unpack_used
+from shoestring.model.statistics import unpack
 from shoestring.server import rules
-from shoestring.server.admission import check_push, codec_of
-from shoestring.server.holding import LOSSLESS, Holding, Reply
+from shoestring.server.admission import check_push
+from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger, Verdict
 from shoestring.server.members import Members
-from shoestring.server.statistics import unpack
 from shoestring.wire.messages import WHOLE_ROUND, Push
 
 AHEAD = 2  # rounds a worker may push before the part has finished them
@@ -379,14 +381,3 @@ class Desk:
             or (len(self._log) > AHEAD and size > limit)
         ):
             size -= self._log.popleft().size_bytes
-
-
-def pack_used(used: NDArray[np.bool_]) -> bytes:
-    """Write which pieces have a gradient; nothing where all have."""
-    return b"" if used.all() else np.packbits(used).tobytes()
-
-
-def unpack_used(packed: bytes, pieces: int) -> NDArray[np.bool_]:
-    if not packed:
-        return np.ones(pieces, bool)
-    return np.unpackbits(np.frombuffer(packed, np.uint8), count=pieces).astype(bool)

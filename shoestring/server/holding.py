@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Codec, Payload, Vector
-from shoestring.codec.scratch import room
+from shoestring.codec.registry import LOSSLESS
+from shoestring.compiled.scratch import room
 from shoestring.errors import NonFiniteError
+from shoestring.model.layers import Layer
+from shoestring.model.parts import Part
+from shoestring.model.rules import Rule
+from shoestring.model.statistics import History
 from shoestring.server import rules
-from shoestring.server.partition import Part
-from shoestring.server.rules import Rule
-from shoestring.server.statistics import History, Layer
-
-LOSSLESS = "float32"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 
-from shoestring.codec.dct.jit import making_jit, specialise
+from shoestring.compiled.jit import making_jit, specialise
 
 # Sums that `sum_squares` runs side by side, in 8 KiB: enough to hide the latency of adding.
 LANES = 1024

@@ -18,74 +18,19 @@ step that has a momentum, which is another one if momentum is 0 at first.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
-import msgspec
 import numpy as np
 
 from shoestring.codec.base import FLOAT32_MAX, Vector
 from shoestring.errors import RuleError
+from shoestring.model.rules import Rule
 from shoestring.server import kernels
 
-_HYPER_NAMES = {
-    "sgd": ("lr", "momentum", "dampening", "weight_decay"),
-    "adam": ("lr", "beta1", "beta2", "eps", "weight_decay"),
-    "adamw": ("lr", "beta1", "beta2", "eps", "weight_decay"),
-    "average": (),
-    "outer_nesterov": ("lr", "momentum"),
-}
-_FLAGS = {
-    "sgd": ("momentum", "nesterov", "maximize"),
-    "adam": ("maximize", "amsgrad"),
-    "adamw": ("maximize", "amsgrad"),
-    "average": (),
-    "outer_nesterov": (),
-}
 # What gives the update, and what adds it.
 _SGD = (kernels.update_sgd, kernels.apply_sgd)
 _MOMENTUM = (kernels.update_momentum, kernels.apply_momentum)
 _ADAM = (kernels.update_adam, kernels.apply_adam)
 _AMSGRAD = (kernels.update_amsgrad, kernels.apply_amsgrad)
-
-
-class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Static part of an update rule; what may change from round to round travels as hyperparameters.
-
-    `average` adds the gradient, here the average of what workers' parameters moved in their
-    local steps. `outer_nesterov` takes the opposite of that move for a gradient and
-    follows it by SGD with Nesterov momentum.
-    """
-
-    kind: Literal["sgd", "adam", "adamw", "average", "outer_nesterov"]
-    momentum: bool = False  # sgd: a momentum buffer exists, as some group has momentum
-    nesterov: bool = False
-    maximize: bool = False
-    amsgrad: bool = False
-
-    def __post_init__(self) -> None:
-        if self.kind not in _FLAGS:
-            raise RuleError(f"there is no update rule `{self.kind}`", hint=f"use one of {', '.join(_FLAGS)}")
-        for flag in ("momentum", "nesterov", "maximize", "amsgrad"):
-            if getattr(self, flag) and flag not in _FLAGS[self.kind]:
-                raise RuleError(
-                    f"update rule `{self.kind}` has no `{flag}`",
-                    hint=f"leave `{flag}` out, or use another rule",
-                )
-        if self.nesterov and not self.momentum:
-            raise RuleError("`nesterov` is set without `momentum`", hint="give the optimizer a momentum")
-
-    @property
-    def hyper_names(self) -> tuple[str, ...]:
-        """What each of the hyperparameters of `update` and `apply` is, in order."""
-        return _HYPER_NAMES[self.kind]
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """The vectors, as long as the parameters, that the rule keeps from step to step."""
-        if self.kind in ("adam", "adamw"):
-            highest = ("max_exp_avg_sq",) if self.amsgrad else ()
-            return ("exp_avg", "exp_avg_sq", *highest)
-        return ("momentum",) if self.momentum or self.kind == "outer_nesterov" else ()
 
 
 def update(

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import zmq
 
+from shoestring.checkpoint.shard import Archive
 from shoestring.errors import ShoestringError, WireError
-from shoestring.server.archive import Archive
 from shoestring.server.desk import Work
 from shoestring.server.shard import Shard
 from shoestring.wire import frames

@@ -10,17 +10,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
+from shoestring.checkpoint.records import Records
 from shoestring.errors import JoinError, ShoestringError, WireError
+from shoestring.model.layers import CHANNEL_LIMIT
+from shoestring.model.parts import assign, layers_of
+from shoestring.model.table import Table, check_table, first_difference, parts_of, read_table
 from shoestring.server.desk import Desk, Work
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger
 from shoestring.server.members import Member, Members
-from shoestring.server.partition import Part, Table, assign, check_table, cut, first_difference, layers_of
-from shoestring.server.records import Records
-from shoestring.server.statistics import CHANNEL_LIMIT
 from shoestring.wire import messages as say
 from shoestring.wire.messages import Message
 from shoestring.wire.shared import SLOTS, Segment
@@ -433,17 +433,3 @@ class Shard:
 
     def _send(self, identity: bytes, message: Message, payload: memoryview = _EMPTY) -> None:
         self.outbox.append((identity, message, payload))
-
-
-def read_table(payload: memoryview) -> Table:
-    try:
-        return msgspec.msgpack.decode(payload, type=Table)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(
-            f"the model's table cannot be read: {error}", hint="check both sides' versions"
-        ) from None
-
-
-def parts_of(table: Table) -> tuple[Part, ...]:
-    """The parts that every side cuts this model into."""
-    return cut([tensor.shape for tensor in table.tensors])

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from shoestring.codec.dct.jit import compiled_once
 from shoestring.codec.warmup import warm_up_dct
+from shoestring.compiled.jit import compiled_once
+from shoestring.model.rules import Rule
+from shoestring.model.statistics import warm_up_history
 from shoestring.server import rules
-from shoestring.server.rules import Rule
-from shoestring.server.statistics import History, Layer, unpack
 
 _RULES = (
     (Rule("sgd"), (0.1, 0.0, 0.0, 0.0)),
@@ -14,13 +14,6 @@ _RULES = (
     (Rule("adam"), (0.1, 0.9, 0.99, 1e-8, 0.0)),
     (Rule("adam", amsgrad=True), (0.1, 0.9, 0.99, 1e-8, 0.0)),
 )
-
-
-def warm_up_history() -> None:
-    """Do what is done with the statistics of layers in a round."""
-    history = History((Layer("", 1, 0, 0.5),))
-    with compiled_once("history"):
-        history.take([unpack(history.pack(), history.layers)], 1.0)
 
 
 def warm_up(threads: int = 1) -> None:

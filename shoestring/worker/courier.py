@@ -20,18 +20,15 @@ from torch import Tensor
 
 from shoestring.codec.base import Codec, Payload, Vector, refuse_non_finite
 from shoestring.codec.feedback import Feedback
-from shoestring.codec.registry import make
-from shoestring.codec.scratch import room
+from shoestring.codec.registry import LOSSLESS, codec_of, make
+from shoestring.compiled.scratch import room
 from shoestring.errors import NonFiniteError
-from shoestring.server.admission import codec_of
-from shoestring.server.desk import pack_used
-from shoestring.server.holding import LOSSLESS
-from shoestring.server.partition import Part
+from shoestring.model.parts import Part, pack_used
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND
+from shoestring.worker.batchnorm.statistics import SharedStatistics
 from shoestring.worker.device import GpuCodecs, Ready, gpu_feedback, on, to_stderr
 from shoestring.worker.exchange import Answer, Exchange
-from shoestring.worker.statistics import SharedStatistics
 
 if TYPE_CHECKING:
     from shoestring.codec.dct.gpu import GpuDct, GpuFeedback

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shoestring.codec.base import Codec, Layout
 from shoestring.codec.dct.codec import Dct
-from shoestring.codec.scratch import owned
+from shoestring.compiled.scratch import owned
 
 if TYPE_CHECKING:
     from shoestring.codec.dct.gpu import GpuDct, GpuFeedback

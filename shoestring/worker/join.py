@@ -12,7 +12,8 @@ import zmq
 
 from shoestring.config import Run
 from shoestring.errors import JoinError, LinkError, StaleWorkerError
-from shoestring.server.partition import Part, Table
+from shoestring.model.parts import Part
+from shoestring.model.table import Table
 from shoestring.wire import frames
 from shoestring.wire import messages as say
 from shoestring.wire.messages import Message

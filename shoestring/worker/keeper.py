@@ -21,10 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from shoestring.errors import ShoestringError, SnapshotError, UsageError
-from shoestring.server.owner import owned, read_owner
-from shoestring.server.partition import Table
-from shoestring.server.snapshot import (
+from shoestring.checkpoint.owner import owned, read_owner
+from shoestring.checkpoint.snapshot import (
     FileRecord,
     Manifest,
     Snapshot,
@@ -33,6 +31,8 @@ from shoestring.server.snapshot import (
     prune,
     step_folder,
 )
+from shoestring.errors import ShoestringError, SnapshotError, UsageError
+from shoestring.model.table import Table
 from shoestring.worker import session
 from shoestring.worker.courier import Courier
 from shoestring.worker.randomness import random_state, restore_random

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from shoestring.errors import UsageError
-from shoestring.worker.differences import DifferenceRounds
 from shoestring.worker.exchange import Traffic
-from shoestring.worker.gradients import GradientRounds
 from shoestring.worker.keeper import Keeper
 from shoestring.worker.probe import Probe
 from shoestring.worker.reporter import Reporter
+from shoestring.worker.rounds.differences import DifferenceRounds
+from shoestring.worker.rounds.gradients import GradientRounds
 
 
 class SharedOptimizer(torch.optim.Optimizer):

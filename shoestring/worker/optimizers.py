@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from shoestring.errors import RuleError
-from shoestring.server.rules import Rule
+from shoestring.model.rules import Rule
 
 _HINT = "use torch.optim.SGD, Adam or AdamW, or `LocalSteps`, which leaves the optimizer on the worker"
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shoestring.codec.base import Vector
-from shoestring.codec.scratch import room
+from shoestring.compiled.scratch import room
 from shoestring.errors import UsageError
-from shoestring.server import partition
-from shoestring.server.partition import Part
+from shoestring.model import table
+from shoestring.model.parts import Part, cut
 from shoestring.worker.device import common_device
 
 
@@ -35,11 +35,11 @@ class Replica:
         named = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.parameters = [parameter for parameter in named if parameter in groups]
         self.tensors = tuple(
-            partition.Tensor(named[parameter], tuple(parameter.shape), groups[parameter])
+            table.Tensor(named[parameter], tuple(parameter.shape), groups[parameter])
             for parameter in self.parameters
         )
         _check(self.parameters, named, groups)
-        self.parts = partition.cut([tensor.shape for tensor in self.tensors])
+        self.parts = cut([tensor.shape for tensor in self.tensors])
         self.parts_of_parameter: list[list[int]] = [[] for _ in self.parameters]
         for part in self.parts:
             for piece in part.pieces:

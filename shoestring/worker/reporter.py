@@ -4,7 +4,7 @@ import time
 
 from shoestring.worker.courier import Courier
 from shoestring.worker.exchange import Exchange
-from shoestring.worker.pilot import Pilot
+from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.session import Session
 
 _EVERY_S = 0.5

@@ -16,17 +16,17 @@ from typing import Any, Protocol
 import zmq
 from numpy.typing import NDArray
 
+from shoestring.checkpoint.shard import Archive, restorer
+from shoestring.checkpoint.snapshot import Snapshot
 from shoestring.config import Run
 from shoestring.errors import UsageError
 from shoestring.observe.events import EventLog
-from shoestring.server.archive import Archive, restorer
 from shoestring.server.serve import QUEUED, Service, listen
 from shoestring.server.shard import Shard
-from shoestring.server.snapshot import Snapshot
 from shoestring.wire import frames
 from shoestring.wire.keys import keys_from_folder
 from shoestring.wire.link import connect
-from shoestring.worker.sharing import Sharing
+from shoestring.worker.rounds.sharing import Sharing
 
 Sockets = list[tuple[str, "zmq.Socket[bytes]"]]
 

@@ -6,30 +6,31 @@ from typing import Literal, TypeVar
 import torch
 from torch import nn
 
+from shoestring.checkpoint.snapshot import Snapshot
 from shoestring.codec.registry import make
 from shoestring.codec.warmup import warm_up_dct
 from shoestring.errors import UsageError
-from shoestring.server.partition import Table, assign
-from shoestring.server.rules import Rule
-from shoestring.server.snapshot import Snapshot
-from shoestring.server.statistics import Layer
+from shoestring.model.layers import Layer
+from shoestring.model.parts import assign
+from shoestring.model.rules import Rule
+from shoestring.model.table import Table
 from shoestring.worker import session
-from shoestring.worker.auto import AUTO, Auto
-from shoestring.worker.batchnorm import SharedBatchNorm, shared_layers
+from shoestring.worker.batchnorm.layers import SharedBatchNorm, shared_layers
+from shoestring.worker.batchnorm.statistics import SharedStatistics, warm_up_statistics
 from shoestring.worker.courier import Courier
-from shoestring.worker.differences import DifferenceRounds
 from shoestring.worker.exchange import Exchange
-from shoestring.worker.gradients import GradientRounds
 from shoestring.worker.join import Door
 from shoestring.worker.keeper import Keeper
 from shoestring.worker.optimizer import SharedOptimizer
 from shoestring.worker.optimizers import hyper_of, rule_of
-from shoestring.worker.pilot import Pilot
-from shoestring.worker.policy import Async, Bounded, EveryStep, LocalSteps, Policy, make_policy
 from shoestring.worker.replica import Replica
 from shoestring.worker.reporter import Reporter
+from shoestring.worker.rounds.auto import AUTO, Auto
+from shoestring.worker.rounds.differences import DifferenceRounds
+from shoestring.worker.rounds.gradients import GradientRounds
+from shoestring.worker.rounds.pilot import Pilot
+from shoestring.worker.rounds.policy import Async, Bounded, EveryStep, LocalSteps, Policy, make_policy
 from shoestring.worker.session import Session
-from shoestring.worker.statistics import SharedStatistics, warm_up_statistics
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import Phase, given, note, settings
 from hypothesis import strategies as st
 
-from shoestring.server import partition
-from shoestring.server.partition import Table, Tensor
-from shoestring.server.rules import Rule
+from shoestring.model import parts
+from shoestring.model.rules import Rule
+from shoestring.model.table import Table, Tensor
 from tests.model.simulation import Faults, Simulation
 from tests.model.worker import Plan
 
@@ -22,10 +22,10 @@ CODECS = (("float32",), ("dct",), ("float32", "dct:small=0"))
 @pytest.fixture(autouse=True, scope="module")
 def _small_parts():
     """Let a model of some hundred values have several parts."""
-    before = partition.SMALLEST
-    partition.SMALLEST = 128
+    before = parts.SMALLEST
+    parts.SMALLEST = 128
     yield
-    partition.SMALLEST = before
+    parts.SMALLEST = before
 
 
 def table(clip_norm: float = 0.0) -> Table:
@@ -66,9 +66,9 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def test_the_model_has_several_parts_and_an_empty_shard_is_possible():
-    parts = Plan(table()).parts
-    assert len(parts) >= 4
-    assert set(partition.assign(parts, 3)) == {0, 1, 2}
+    cut = Plan(table()).parts
+    assert len(cut) >= 4
+    assert set(parts.assign(cut, 3)) == {0, 1, 2}
 
 
 @settings(phases=PHASES, max_examples=60)

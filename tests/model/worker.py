@@ -15,7 +15,8 @@ import numpy as np
 
 from shoestring.codec.feedback import Feedback
 from shoestring.codec.registry import make
-from shoestring.server.partition import Table, assign, cut
+from shoestring.model.parts import assign, cut
+from shoestring.model.table import Table
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND, Message
 

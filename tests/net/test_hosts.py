@@ -13,7 +13,7 @@ import sys
 
 import psutil
 
-from shoestring.bench import hosts
+from shoestring.bench.link import hosts
 
 LINK = "100mbit-10ms"
 DEADLINE_S = 60

@@ -6,7 +6,7 @@ the commands loads them all.
 
 import typer
 
-from shoestring.cli.bench import batchnorm, cache, codec, fleet, scale, split, train, wire
+from shoestring.cli.bench import codec, wire
 
 app = typer.Typer(help="Measure what the parts cost and save on this machine.", rich_markup_mode="rich")
 
@@ -18,9 +18,3 @@ def _group() -> None:
 
 app.command(epilog=codec.EPILOG)(codec.codec)
 app.command(epilog=wire.EPILOG)(wire.wire)
-app.command(epilog=cache.EPILOG)(cache.cache)
-app.command(epilog=batchnorm.EPILOG)(batchnorm.batchnorm)
-app.command(epilog=split.EPILOG)(split.split)
-app.command(epilog=fleet.EPILOG)(fleet.fleet)
-app.command(epilog=train.EPILOG)(train.train)
-app.command(epilog=scale.EPILOG)(scale.scale)

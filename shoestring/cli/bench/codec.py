@@ -68,11 +68,11 @@ def _measure(
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from shoestring.bench import codec as bench
-    from shoestring.bench import gradients as sets
-    from shoestring.bench import report
+    from shoestring.bench.codec import gradients as sets
+    from shoestring.bench.codec import report
+    from shoestring.bench.codec import suite as bench
+    from shoestring.bench.codec.transform import ERRORS, compare
     from shoestring.bench.machine import Memcpy
-    from shoestring.bench.transform import ERRORS, compare
 
     effort = bench.QUICK if quick else bench.FULL
     names = _read_names(gradients, sets.names(quick)) or list(

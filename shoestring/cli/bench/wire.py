@@ -35,8 +35,10 @@ def wire(
     """
     check_output(output)
 
-    from shoestring.bench import hosts, report, suite
-    from shoestring.bench import wire as bench
+    from shoestring.bench.codec import report
+    from shoestring.bench.link import hosts
+    from shoestring.bench.wire import rounds as bench
+    from shoestring.bench.wire import suite
     from shoestring.codec.registry import make
 
     for link in links or ():

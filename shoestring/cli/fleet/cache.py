@@ -39,8 +39,8 @@ def ls(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List datasets: how much of each is stored, and whether a job uses it."""
-    from shoestring.fleet.cachefolder import CacheFolder
-    from shoestring.fleet.cachestore import count_samples
+    from shoestring.cache.folder import CacheFolder
+    from shoestring.cache.store import count_samples
 
     place = CacheFolder.default(folder)
     rows: list[dict[str, Any]] = [
@@ -76,7 +76,7 @@ def clear(
     folder: Folder = None,
 ) -> None:
     """Remove datasets that no job uses. What is in use is left alone."""
-    from shoestring.fleet.cachefolder import CacheFolder
+    from shoestring.cache.folder import CacheFolder
 
     place = CacheFolder.default(folder)
     found = [entry.about for entry in place.entries() if name in (None, entry.about.name)]

@@ -9,8 +9,8 @@ import typer
 from shoestring.cli.fleet.options import DEVICES, AsJson, Folder, console, open_store, say
 
 if TYPE_CHECKING:
-    from shoestring.fleet.devices import Device
-    from shoestring.fleet.store import Store
+    from shoestring.fleet.engine.devices import Device
+    from shoestring.fleet.run.store import Store
 
 
 def devices(
@@ -26,7 +26,7 @@ def devices(
     as_json: AsJson = False,
 ) -> None:
     """Find this machine's devices, measure them, and keep them for this fleet."""
-    from shoestring.fleet.devices import find_devices, save
+    from shoestring.fleet.engine.devices import find_devices, save
 
     with open_store(folder) as store:
         found = find_devices(cpu)
@@ -41,8 +41,8 @@ def devices(
 
 def _measured(found: "list[Device]", store: "Store") -> "list[Device]":
     """Measure one device of each kind; it stands for the others."""
-    from shoestring.fleet.local import LocalEngine
-    from shoestring.fleet.rates import measure_rates
+    from shoestring.fleet.engine.local import LocalEngine
+    from shoestring.fleet.measure.rates import measure_rates
 
     engine = LocalEngine(found)
     rates: dict[str, Any] = {}

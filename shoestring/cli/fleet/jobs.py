@@ -65,7 +65,7 @@ def rm(
 
 def why(name: Name, folder: Folder = None, as_json: AsJson = False) -> None:
     """Say why a job is where it is, or what it waits for."""
-    from shoestring.fleet.why import explain
+    from shoestring.fleet.run.why import explain
 
     with open_store(folder) as store:
         entry, is_run = store.entry(name), store.is_run()

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from shoestring.fleet.devices import Device
-    from shoestring.fleet.store import Entry, Store
+    from shoestring.fleet.engine.devices import Device
+    from shoestring.fleet.run.store import Entry, Store
 
 Folder = Annotated[
     Path | None,
@@ -27,14 +27,14 @@ _WIDTH = 110
 
 
 def open_store(folder: Path | None) -> "Store":
-    from shoestring.fleet.store import Store, default_folder
+    from shoestring.fleet.run.store import Store, default_folder
 
     return Store(folder or default_folder())
 
 
 def devices_of(store: "Store") -> "list[Device]":
     """The devices that `fleet devices` wrote down, or what is found now."""
-    from shoestring.fleet import devices
+    from shoestring.fleet.engine import devices
 
     path = store.folder / DEVICES
     return devices.load(path) if path.exists() else devices.find_devices()
@@ -56,7 +56,7 @@ def facts_of(entry: "Entry", *, is_run: bool) -> dict[str, Any]:
     """A job as JSON shows it."""
     from dataclasses import asdict
 
-    from shoestring.fleet.why import explain
+    from shoestring.fleet.run.why import explain
 
     job = asdict(entry.job)
     state = "stopped" if entry.state == "running" and not is_run else entry.state
@@ -79,7 +79,7 @@ def table_of(entries: "Sequence[Entry]", *, is_run: bool) -> "Table":
     from rich import box
     from rich.table import Table
 
-    from shoestring.fleet.why import duration
+    from shoestring.fleet.run.why import duration
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for heading in ("job", "state", "device"):

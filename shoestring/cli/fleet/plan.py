@@ -18,9 +18,9 @@ Objective = Annotated[
 
 def plan(objective: Objective = "jct", folder: Folder = None, as_json: AsJson = False) -> None:
     """Show which job would run where now, and why; start nothing."""
-    from shoestring.fleet.estimate import estimate, load_profiles
-    from shoestring.fleet.plan import Plan
-    from shoestring.fleet.policies import make_planner
+    from shoestring.fleet.allocate.plan import Plan
+    from shoestring.fleet.run.estimate import estimate, load_profiles
+    from shoestring.fleet.run.policies import make_planner
 
     check_objective(objective)
     with open_store(folder) as store:

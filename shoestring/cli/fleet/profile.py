@@ -8,7 +8,7 @@ import typer
 from shoestring.cli.fleet.options import AsJson, Folder, console, devices_of, open_store, say
 
 if TYPE_CHECKING:
-    from shoestring.fleet.profile import Profile
+    from shoestring.fleet.measure.profile import Profile
 
 
 def profile(
@@ -19,9 +19,9 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Run some steps of jobs on each kind of device, at a few batch sizes."""
-    from shoestring.fleet.estimate import load_profiles, measured_profiles
-    from shoestring.fleet.local import LocalEngine
-    from shoestring.fleet.profile import Profiler
+    from shoestring.fleet.engine.local import LocalEngine
+    from shoestring.fleet.measure.profile import Profiler
+    from shoestring.fleet.run.estimate import load_profiles, measured_profiles
 
     shown: list[dict[str, Any]] = []
     with open_store(folder) as store, store.hold():

@@ -13,9 +13,9 @@ from shoestring.cli.fleet.options import AsJson, Folder, devices_of, facts_of, o
 from shoestring.cli.fleet.plan import Objective, check_objective
 
 if TYPE_CHECKING:
-    from shoestring.fleet.engine import Engine
-    from shoestring.fleet.runner import Runner
-    from shoestring.fleet.store import Store
+    from shoestring.fleet.engine.base import Engine
+    from shoestring.fleet.run.runner import Runner
+    from shoestring.fleet.run.store import Store
 
 _LOOK_S = 0.25
 
@@ -49,9 +49,9 @@ def run(
     Jobs that were not profiled are profiled first. Ctrl-C stops all jobs at their next
     checkpoint; a later `run` goes on from there.
     """
-    from shoestring.fleet.policies import make_planner
-    from shoestring.fleet.profile import Profiler
-    from shoestring.fleet.runner import Runner
+    from shoestring.fleet.measure.profile import Profiler
+    from shoestring.fleet.run.policies import make_planner
+    from shoestring.fleet.run.runner import Runner
     from shoestring.launch.signals import signals_as_exceptions
 
     check_objective(objective)
@@ -78,13 +78,13 @@ def run(
 def _engine(store: "Store", on: str, *, allow_open: bool) -> Iterator["Engine"]:
     """The engine to run on; closed afterwards."""
     if not on:
-        from shoestring.fleet.local import LocalEngine
+        from shoestring.fleet.engine.local import LocalEngine
 
         with closing(LocalEngine(devices_of(store))) as engine:
             yield engine
         return
-    from shoestring.fleet.ray import RayEngine
-    from shoestring.launch.raycluster import open_cluster, parse_address
+    from shoestring.fleet.engine.ray import RayEngine
+    from shoestring.launch.ray.cluster import open_cluster, parse_address
 
     cluster = open_cluster(parse_address(on), allow_open=allow_open)
     with closing(cluster), closing(RayEngine(cluster.ray, say)) as engine:
@@ -99,7 +99,7 @@ def timeline(
     """Draw which job was on which device when."""
     from dataclasses import asdict
 
-    from shoestring.fleet.timeline import draw, intervals
+    from shoestring.fleet.run.timeline import draw, intervals
 
     with open_store(folder) as store:
         found = intervals(store.history())

@@ -11,7 +11,7 @@ from shoestring.cli.fleet.options import AsJson
 from shoestring.errors import UsageError
 
 if TYPE_CHECKING:
-    from shoestring.fleet.plan import Pool
+    from shoestring.fleet.allocate.plan import Pool
 
 OBJECTIVES = ("jct", "makespan", "fair", "cost", "fifo")
 _MOST_DEVICES = 1_000_000
@@ -56,11 +56,11 @@ def simulate(
     """
     import os
 
-    from shoestring.bench.report import show_progress
+    from shoestring.bench.codec.report import show_progress
     from shoestring.cli import env
-    from shoestring.fleet import simulate as fleet
-    from shoestring.fleet.throughputs import read_throughputs
-    from shoestring.fleet.trace import read_trace
+    from shoestring.fleet.simulate import simulator as fleet
+    from shoestring.fleet.simulate.throughputs import read_throughputs
+    from shoestring.fleet.simulate.trace import read_trace
 
     if objective not in OBJECTIVES:
         raise UsageError(f"there is no objective `{objective}`", hint=f"one of {', '.join(OBJECTIVES)}")
@@ -105,7 +105,7 @@ def simulate(
 
 def read_cluster(text: str, prices: str | None = None) -> "list[Pool]":
     """Read `KIND=N,...`, and the prices beside it."""
-    from shoestring.fleet.plan import Pool
+    from shoestring.fleet.allocate.plan import Pool
 
     counts = _read_pairs("--cluster", text, int, "v100=12,k80=4")
     costs = _read_pairs("--cost", prices, float, "v100=2.5,k80=0.4") if prices else {}

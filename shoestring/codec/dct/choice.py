@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from shoestring.codec.base import Layout
 from shoestring.codec.dct import format as fmt
-from shoestring.codec.dct.jit import decode_jit, making_jit
 from shoestring.codec.dct.options import Options
 from shoestring.codec.dct.steps import MAX_STEPS, ROUNDING
 from shoestring.codec.rate import MARGINAL_GAIN
+from shoestring.compiled.jit import decode_jit, making_jit
 
 Floats = NDArray[np.float64]
 Headers = NDArray[np.void]

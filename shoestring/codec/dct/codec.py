@@ -11,7 +11,7 @@ from shoestring.codec.dct.options import Options
 from shoestring.codec.options import ConfiguredCodec
 from shoestring.errors import UsageError
 
-_BACKENDS = {"numba": "cpu", "numpy": "reference"}
+_BACKENDS = {"numba": "cpu.backend", "numpy": "reference"}
 
 
 @cache

@@ -1,6 +1,6 @@
 """The steps from a bucket to a stream and back, whatever backend does the heavy part of them.
 
-A backend is a module with `CHUNKING`, `scan`, `costs`, `encode` and `decode`: `cpu.py`, or
+A backend is a module with `CHUNKING`, `scan`, `costs`, `encode` and `decode`: `cpu/`, or
 `reference.py`. A bucket that lies on a GPU has a way of its own (`gpu/codec.py`).
 """
 
@@ -13,11 +13,11 @@ import numpy as np
 from shoestring.codec.base import Layout, Payload, Vector
 from shoestring.codec.dct import floats, stream
 from shoestring.codec.dct.choice import Floats, Question, ask
-from shoestring.codec.dct.crew import Crew
 from shoestring.codec.dct.format import SAFE_CHUNK_LOG2, lay_out
 from shoestring.codec.dct.options import Options
 from shoestring.codec.dct.steps import of_headers
 from shoestring.codec.rate import common_step
+from shoestring.compiled.crew import Crew
 from shoestring.errors import NonFiniteError
 
 _CLOSE = 0.1  # of a budget, as a logarithm: a sample says no more, and between looks the rate is a power

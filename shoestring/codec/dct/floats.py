@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shoestring.codec.base import Vector
 from shoestring.codec.dct.format import Geometry
-from shoestring.codec.dct.jit import copy, decode_jit
+from shoestring.compiled.jit import copy, decode_jit
 
 Words = NDArray[np.uint16]
 

@@ -21,7 +21,6 @@ from shoestring.codec.base import Layout, Payload, Vector
 from shoestring.codec.dct import floats
 from shoestring.codec.dct.basis import integer_basis
 from shoestring.codec.dct.choice import Chunking, Floats, Question, is_coded
-from shoestring.codec.dct.crew import Crew
 from shoestring.codec.dct.format import (
     CHUNK,
     CHUNK_SIZE,
@@ -44,6 +43,7 @@ from shoestring.codec.dct.sampling import run_starts, sample_shape
 from shoestring.codec.dct.steps import MANTISSA, ROUNDING, SCALE, Steps
 from shoestring.codec.dct.stream import Stream, join
 from shoestring.codec.dct.tables import COST, COST_ONE_BIT, CUM, EXTRA, FREQ, PROBABILITY_BITS, SLOT, START
+from shoestring.compiled.crew import Crew
 from shoestring.errors import StreamError
 
 Codes = NDArray[np.int64]

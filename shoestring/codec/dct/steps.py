@@ -18,7 +18,7 @@ from shoestring.codec.dct.format import (
     MIN_EXPONENT,
     MIN_MANTISSA,
 )
-from shoestring.codec.dct.jit import decode_jit
+from shoestring.compiled.jit import decode_jit
 
 Steps = NDArray[np.float32]  # [tensors, STEP_COLUMNS]
 

@@ -33,8 +33,8 @@ from shoestring.codec.dct.format import (
     Geometry,
     lay_out,
 )
-from shoestring.codec.dct.jit import decode_jit
 from shoestring.codec.dct.steps import STEP_COLUMNS, Steps, steps_of_decoder
+from shoestring.compiled.jit import decode_jit
 from shoestring.errors import StreamError
 
 _LOW_BITS = 4  # of a byte that a mantissa takes, below the size of chunks

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from shoestring.bench.gradients import Bucket
+from shoestring.bench.codec.gradients import Bucket
 
 
 @pytest.fixture(autouse=True)
 def own_gradients(tmp_path, monkeypatch):
     """Keep captures in the test's folder; compiled kernels stay where they are."""
     folder = tmp_path / "gradients"
-    monkeypatch.setattr("shoestring.bench.gradients.cache_folder", lambda: folder)
+    monkeypatch.setattr("shoestring.bench.codec.gradients.cache_folder", lambda: folder)
     return folder
 
 

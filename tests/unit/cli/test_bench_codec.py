@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from shoestring.bench import codec as bench
-from shoestring.bench import report
+from shoestring.bench.codec import report
+from shoestring.bench.codec import suite as bench
 from shoestring.cli import main
 
 SMALL = ["--gradients", "gaussian,zeros", "--size-mb", "0.05", "--quick"]
@@ -58,7 +58,8 @@ def test_table_names_what_was_measured(capsys):
 
 
 def test_captured_gradients_are_compared_at_an_equal_error(capsys, monkeypatch, tmp_path):
-    from shoestring.bench import data, gradients, recipe
+    from shoestring.bench import data, recipe
+    from shoestring.bench.codec import gradients
 
     monkeypatch.setattr(gradients, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(data, "DEBIAN", tmp_path / "nowhere")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from shoestring.checkpoint.snapshot import Manifest, TensorFileWriter, commit, step_folder
 from shoestring.cli import main
-from shoestring.server.partition import cut
-from shoestring.server.snapshot import Manifest, TensorFileWriter, commit, step_folder
+from shoestring.model.parts import cut
 
 # One too large for a part, one with a row too large, an empty one and a scalar.
 SHAPES = {"embed.weight": (700, 100), "wide.weight": (2, 50_000), "none": (0, 3), "scale": (), "b": (7,)}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shoestring.fleet.profile import Profile, Sample
-from shoestring.fleet.store import Store
+from shoestring.fleet.measure.profile import Profile, Sample
+from shoestring.fleet.run.store import Store
 from tests.unit.launch.processes import Command, clean_environment, run_command, wait_gone
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "fleet"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from shoestring.fleet.plan import Demand, Pool
+from shoestring.fleet.allocate.plan import Demand, Pool
 
 
 class TablePairs:

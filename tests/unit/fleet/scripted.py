@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoestring.fleet.devices import Device
-from shoestring.fleet.engine import STOPPED, Task
+from shoestring.fleet.engine.base import STOPPED, Task
+from shoestring.fleet.engine.devices import Device
 from shoestring.observe.events import EventLog
 
 GIB = 2**30

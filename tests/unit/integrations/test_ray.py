@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.unit.launch.processes import clean_environment, run_command
-from tests.unit.launch.rays import LIMIT_S, processes_of, ray_nodes
+from tests.unit.launch.ray.rays import LIMIT_S, processes_of, ray_nodes
 
 # What a user writes: the training function, and two lines for Ray Train.
 TRAIN = """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.server.checkpoints import write_checkpoint
+from tests.unit.checkpoint.checkpoints import write_checkpoint
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from shoestring.codec.base import Vector
-from shoestring.server.rules import Rule
+from shoestring.model.rules import Rule
 
 State = dict[str, Vector]
 

@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 
 from shoestring.codec.registry import make
-from shoestring.server.partition import Table, Tensor, cut
-from shoestring.server.rules import Rule
+from shoestring.model.parts import cut
+from shoestring.model.rules import Rule
+from shoestring.model.table import Table, Tensor
 from shoestring.server.shard import Shard
 from shoestring.wire import messages as say
 from shoestring.wire.messages import Message

@@ -13,11 +13,12 @@ from shoestring.errors import (
     UsageError,
     WireError,
 )
-from shoestring.server.desk import AHEAD, LOG_LIMIT, Desk, pack_used, unpack_used
+from shoestring.model.parts import pack_used, unpack_used
+from shoestring.model.rules import Rule
+from shoestring.server.desk import AHEAD, LOG_LIMIT, Desk
 from shoestring.server.holding import Holding
 from shoestring.server.ledger import PushLedger
 from shoestring.server.members import Members
-from shoestring.server.rules import Rule
 from tests.unit.server.talk import PARTS, SGD, gradient, push_of
 
 PART = PARTS[0]

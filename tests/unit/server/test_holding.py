@@ -5,10 +5,10 @@ import pytest
 
 from shoestring.codec.registry import make
 from shoestring.errors import NonFiniteError
+from shoestring.model.parts import cut
+from shoestring.model.rules import Rule
 from shoestring.server import rules
 from shoestring.server.holding import Holding
-from shoestring.server.partition import cut
-from shoestring.server.rules import Rule
 
 PART = cut([(40, 30), (17,), (), (200,)])[0]
 RULE = Rule("sgd", momentum=True)

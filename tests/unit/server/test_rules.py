@@ -11,8 +11,8 @@ import pytest
 
 from shoestring.codec.base import Vector
 from shoestring.errors import RuleError
+from shoestring.model.rules import Rule
 from shoestring.server import rules
-from shoestring.server.rules import Rule
 from tests.unit.server.rule_cases import CASES, Case, State, new_state
 
 SIZES = [0, 1, 2, 15, 16, 17, 63, 1000]  # around what a vector register holds, and what is left over

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from shoestring.errors import NonFiniteError, SnapshotError, StreamError
-from shoestring.server.partition import Table
-from shoestring.server.rules import Rule
+from shoestring.model.rules import Rule
+from shoestring.model.table import Table
 from shoestring.server.shard import ROUND_LIMIT, TEXT_LIMIT
 from shoestring.wire import frames
 from shoestring.wire import messages as say

@@ -4,8 +4,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoestring.checkpoint.records import CHECKPOINT_LIMIT
 from shoestring.errors import ShoestringError
-from shoestring.server.records import CHECKPOINT_LIMIT
 from shoestring.server.shard import Shard
 from shoestring.wire import frames
 from shoestring.wire import messages as say

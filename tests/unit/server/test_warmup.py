@@ -12,7 +12,11 @@ CODE = """
 import json
 import numpy as np
 from shoestring.codec.base import Layout
-from shoestring.codec.dct import adder, cpu, measure, pull, turns
+from shoestring.codec.dct.cpu import adder
+from shoestring.codec.dct.cpu import backend as cpu
+from shoestring.codec.dct.cpu import measure
+from shoestring.codec.dct.cpu import pull
+from shoestring.compiled import turns
 from shoestring.codec.registry import make
 from shoestring.server.warmup import warm_up
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import zmq
 
+from shoestring.checkpoint.shard import Archive, restorer
+from shoestring.checkpoint.snapshot import Snapshot
 from shoestring.config import Run
 from shoestring.observe.events import EventLog
-from shoestring.server.archive import Archive, restorer
 from shoestring.server.serve import Service, listen
 from shoestring.server.shard import Shard
-from shoestring.server.snapshot import Snapshot
 from shoestring.worker.session import Session
 
 

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from shoestring.server.statistics import History, Statistics, unpack
+from shoestring.model.statistics import History, Statistics, unpack
 from shoestring.wire import messages as say
-from tests.unit.server.test_statistics import reference
+from tests.unit.model.test_statistics import reference
 from tests.unit.worker.cluster import Cluster
 
 

@@ -15,14 +15,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shoestring.checkpoint.snapshot import step_folder
 from shoestring.codec.base import Layout
 from shoestring.codec.dct import Dct
 from shoestring.codec.feedback import Feedback
 from shoestring.codec.registry import make
-from shoestring.server.snapshot import step_folder
 from shoestring.worker import device
 from shoestring.worker.device import GpuCodecs, common_device
-from shoestring.worker.policy import EveryStep, LocalSteps
+from shoestring.worker.rounds.policy import EveryStep, LocalSteps
 from shoestring.worker.session import Session
 from shoestring.worker.wrap import join
 from tests.unit.worker.cluster import Cluster

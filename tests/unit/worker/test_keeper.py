@@ -7,12 +7,12 @@ import msgspec
 import torch
 from torch import nn
 
+from shoestring.checkpoint.owner import take_over
+from shoestring.checkpoint.snapshot import TensorFileWriter, newest, step_folder
 from shoestring.config import Run
+from shoestring.model.rules import Rule
+from shoestring.model.table import Table
 from shoestring.observe.events import EventLog
-from shoestring.server.owner import take_over
-from shoestring.server.partition import Table
-from shoestring.server.rules import Rule
-from shoestring.server.snapshot import TensorFileWriter, newest, step_folder
 from shoestring.wire import messages as say
 from shoestring.worker.keeper import Keeper
 from shoestring.worker.session import Session

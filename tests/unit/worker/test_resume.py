@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from shoestring.server.snapshot import newest
+from shoestring.checkpoint.snapshot import newest
 from shoestring.worker.data import Batches
 from shoestring.worker.randomness import restore_random
 from shoestring.worker.session import Session

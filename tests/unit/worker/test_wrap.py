@@ -9,7 +9,7 @@ from torch import nn
 from shoestring.config import Run
 from shoestring.errors import JoinError, RuleError, UnknownCodecError, UsageError
 from shoestring.observe.events import EventLog
-from shoestring.worker.policy import Async, Bounded, EveryStep, LocalSteps
+from shoestring.worker.rounds.policy import Async, Bounded, EveryStep, LocalSteps
 from shoestring.worker.session import Session
 from shoestring.worker.wrap import join
 from tests.unit.worker.cluster import Cluster

@@ -10,11 +10,12 @@ from types import ModuleType
 import numpy as np
 
 from shoestring.codec.base import Layout, Payload, Vector
-from shoestring.codec.dct import cpu, reference, stream
 from shoestring.codec.dct import format as fmt
+from shoestring.codec.dct import reference, stream
 from shoestring.codec.dct.codec import Dct
-from shoestring.codec.dct.crew import Crew
+from shoestring.codec.dct.cpu import backend as cpu
 from shoestring.codec.dct.steps import Steps, of_headers
+from shoestring.compiled.crew import Crew
 
 NOTHING = np.empty(0, "<u2")
 BACKENDS: dict[str, ModuleType] = {"numba": cpu, "numpy": reference}

@@ -1,0 +1,1 @@
+"""Studies and comparisons with others, one folder a question. Run them from a clone."""

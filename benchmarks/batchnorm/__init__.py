@@ -1,0 +1,1 @@
+"""What sharing BatchNorm statistics buys, and what it costs."""

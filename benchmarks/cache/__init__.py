@@ -1,0 +1,1 @@
+"""Two jobs on one dataset, with and without a shared cache."""

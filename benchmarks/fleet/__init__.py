@@ -1,0 +1,1 @@
+"""Decisions of the fleet, and real runs of one."""

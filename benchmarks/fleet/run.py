@@ -1,0 +1,178 @@
+"""Three trainings on two CPU devices of unequal speed: the plan against FIFO and dealing evenly, in one run.
+
+python benchmarks/fleet/run.py --json benchmarks/results/fleet_run.json
+
+The jobs are profiled once; then each policy runs them from the start, with the same profiles, one policy
+after the other on the same machine. Seconds are this machine's; the ratios travel better. A policy counts
+only if every job took all its steps. For each life of a job in the plan's run that had its device alone,
+the step time its profile predicted is set against what its event log shows.
+
+A share of a core needs root and a CPU control group.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from shoestring.cli import env
+from shoestring.fleet.engine.devices import parse_cpus
+from shoestring.fleet.engine.local import LocalEngine
+from shoestring.fleet.jobs import Job
+from shoestring.fleet.measure.profile import Profiler
+from shoestring.fleet.run.estimate import load_profiles
+from shoestring.fleet.run.policies import POLICIES, make_planner
+from shoestring.fleet.run.runner import Runner
+from shoestring.fleet.run.store import Store
+from shoestring.fleet.run.timeline import draw, intervals
+from shoestring.observe.events import read_events
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "fleet"
+LOOK_S = 0.25
+ROUND_S = 60.0
+PASSED_OVER = 5  # steps of a life that are not timed, as in a profile
+FEWEST = 20
+
+
+def jobs_of(scale: float) -> list[Job]:
+    """About 40, 60 and 20 seconds on one core, in this order of arrival."""
+
+    def job(name: str, batch: int, steps: int) -> Job:
+        steps = max(60, round(scale * steps))
+        arguments = ("--batch", "{batch}", "--steps", str(steps))
+        return Job(name, str(EXAMPLES / f"{name}.py"), arguments, (batch,), steps=steps)
+
+    return [job("mlp", 256, 1300), job("text", 16, 1600), job("conv", 128, 1000)]
+
+
+def run_policy(policy: str, folder: Path, jobs: list[Job], profiled: Store, engine: LocalEngine) -> Store:
+    """Run all jobs under one policy, in a fleet of its own."""
+    store = Store(folder)
+    store.add(jobs)
+    for entry in store.entries():
+        for kind, data in profiled.profiles(entry.key).items():
+            store.keep_profile(entry.key, kind, data)
+    runner = Runner(store, engine, make_planner(policy, "jct", round_s=ROUND_S), round_s=ROUND_S, say=print)
+    with store.hold():
+        try:
+            while runner.look():
+                runner.wait(LOOK_S)
+        finally:
+            runner.stop()
+    return store
+
+
+def figures(store: Store) -> dict[str, Any]:
+    """When the jobs were done, counted from the first start."""
+    bars = intervals(store.history())
+    began = min(bar.start_at for bar in bars)
+    ended = {job.job: job.at - began for job in store.history() if job.state == "done"}
+    for entry in store.entries():
+        if entry.state != "done" or entry.steps != entry.job.steps:
+            raise SystemExit(f"`{entry.job.name}` is {entry.state} after {entry.steps} steps: nothing counts")
+    return {
+        "total_s": max(ended.values()),
+        "average_completion_s": sum(ended.values()) / len(ended),
+        "completion_s": ended,
+        "lives": [
+            {"job": b.job, "device": b.device, "from_s": b.start_at - began, "to_s": b.end_at - began}
+            for b in bars
+        ],
+    }
+
+
+def predictions(store: Store, engine: LocalEngine) -> list[dict[str, Any]]:
+    """Predicted and measured step times of the lives that had their device alone."""
+    rows = []
+    bars = intervals(store.history())
+    for entry in store.entries():
+        own = [bar for bar in bars if bar.job == entry.job.name]
+        profiles = load_profiles(store, entry.key, engine.devices)
+        for bar, steps in zip(own, lives_of(store, entry.job.name), strict=True):
+            shared = any(
+                o.job != bar.job and o.device == bar.device and o.start_at < bar.end_at > bar.start_at
+                and o.end_at > bar.start_at for o in bars
+            )  # fmt: skip
+            if shared or len(steps) < 2 or steps[-1][0] - steps[0][0] < FEWEST:
+                continue
+            measured = (steps[-1][1] - steps[0][1]) / (steps[-1][0] - steps[0][0])
+            profile = profiles[bar.device]
+            smaller = [sample for sample in profile.samples if sample.batch < entry.batch]
+            predicted, error = profile.step_s(entry.batch)
+            rows.append(
+                {
+                    "job": bar.job,
+                    "device": bar.device,
+                    "steps": steps[-1][0] - steps[0][0],
+                    "predicted_ms": 1e3 * predicted,
+                    "error_bar_ms": 1e3 * error,
+                    "measured_ms": 1e3 * measured,
+                    "off": predicted / measured - 1,
+                    "measured_at": [sample.batch for sample in smaller] + [entry.batch],
+                }
+            )
+    return rows
+
+
+def lives_of(store: Store, job: str) -> list[list[tuple[int, float]]]:
+    """The steps and times of each life, the first few steps left out."""
+    lives: list[list[tuple[int, float]]] = []
+    for event in read_events(store.job_folder(job) / "events-worker-0.jsonl"):
+        if event["event"] == "join":
+            lives.append([])
+        elif event["event"] == "step":
+            lives[-1].append((event["step"], event["at"]))
+    return [[row for row in life if row[0] - life[0][0] >= PASSED_OVER] for life in lives]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cpu", default="fast=0,slow=1:0.4")
+    parser.add_argument("--scale", type=float, default=1.0, help="how long the jobs are")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--folder", type=Path, help="keep the fleets here")
+    arguments = parser.parse_args()
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="shoestring-fleet-"))
+    load_before = os.getloadavg()[0]
+    devices = parse_cpus(arguments.cpu)
+    jobs = jobs_of(arguments.scale)
+    engine = LocalEngine(devices)
+    try:
+        with Store(folder / "profiled") as profiled:
+            profiler = Profiler(engine, folder / "profile", say=print)
+            for job in jobs:
+                for device in devices:
+                    found = profiler.profile(job, device)
+                    profiled.keep_profile(job.key(), device.kind, found.to_json())
+            report: dict[str, Any] = {
+                "machine": {**env.collect(), "load_before": load_before},
+                "devices": arguments.cpu,
+                "jobs": {job.name: {"steps": job.steps, "batch": job.batches[0]} for job in jobs},
+                "policies": {},
+            }
+            for policy in POLICIES:
+                with run_policy(policy, folder / policy, jobs, profiled, engine) as store:
+                    report["policies"][policy] = figures(store)
+                    draw(intervals(store.history()), folder / f"{policy}.html")
+                    if policy == "plan":
+                        report["predictions"] = predictions(store, engine)
+                print(policy, report["policies"][policy], flush=True)
+    finally:
+        engine.close()
+    plan = report["policies"]["plan"]
+    report["plan_over"] = {
+        policy: {
+            key: plan[key] / report["policies"][policy][key] for key in ("total_s", "average_completion_s")
+        }
+        for policy in POLICIES[1:]
+    }
+    report["worst_prediction"] = max(abs(row["off"]) for row in report["predictions"])
+    print(json.dumps(report["predictions"], indent=1), report["plan_over"], report["worst_prediction"])
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

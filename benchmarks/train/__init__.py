@@ -1,0 +1,1 @@
+"""The same training over the same link, beside what others offer."""

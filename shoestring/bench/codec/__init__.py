@@ -1,0 +1,1 @@
+"""What codecs cost and save."""

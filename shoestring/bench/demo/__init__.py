@@ -1,0 +1,1 @@
+"""`shoestring demo`: one training twice over a slow link."""

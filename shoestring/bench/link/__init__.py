@@ -1,0 +1,1 @@
+"""Emulated links and hosts to measure over."""

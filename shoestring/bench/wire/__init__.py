@@ -1,0 +1,1 @@
+"""What a round costs, beside gloo's all-reduce."""

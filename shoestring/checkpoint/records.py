@@ -1,0 +1,70 @@
+"""The files of checkpoints that are being written, as one shard hears of them.
+
+Workers report their files to the first shard. Every shard tells the first worker, which
+completes the checkpoint, of its own file; the first shard adds those of the workers.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shoestring.checkpoint.tensorfile import FileRecord
+from shoestring.errors import WireError
+
+RECORD_LIMIT = 4 << 20  # bytes
+CHECKPOINT_LIMIT = 4  # at once; the oldest is given up
+
+
+@dataclass
+class _Files:
+    own: bytes | None = None
+    workers: dict[int, bytes] = field(default_factory=dict)
+
+
+class Records:
+    """What is known of each checkpoint, by its round."""
+
+    def __init__(self, *, waits_for_workers: bool) -> None:
+        self._waits_for_workers = waits_for_workers
+        self._files: dict[int, _Files] = {}
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def add_own(self, seq: int, record: bytes) -> None:
+        """Note this shard's file."""
+        self._at(seq).own = record
+
+    def add(self, worker: int, seq: int, record: memoryview) -> None:
+        """Note a worker's file; a record that is none is refused."""
+        if record.nbytes > RECORD_LIMIT or not self._waits_for_workers:
+            raise WireError("a record of a file that nobody asked for", hint="check both sides' versions")
+        try:
+            msgspec.json.decode(record, type=FileRecord)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise WireError(
+                f"the record of a file cannot be read: {error}", hint="check both sides' versions"
+            ) from None
+        self._at(seq).workers[worker] = bytes(record)
+
+    def give_up(self, seq: int) -> None:
+        self._files.pop(seq, None)
+
+    def complete(self, workers: Collection[int]) -> list[tuple[int, bytes]]:
+        """Take out the (round, records as a JSON list) that lack no file of this shard and these workers."""
+        done = []
+        for seq, files in sorted(self._files.items()):
+            is_missing = self._waits_for_workers and any(worker not in files.workers for worker in workers)
+            if files.own is None or is_missing:
+                continue
+            records = [files.own, *(files.workers[worker] for worker in sorted(files.workers))]
+            done.append((seq, msgspec.json.encode([msgspec.Raw(record) for record in records])))
+            del self._files[seq]
+        return done
+
+    def _at(self, seq: int) -> _Files:
+        files = self._files.setdefault(seq, _Files())
+        if len(self._files) > CHECKPOINT_LIMIT:
+            del self._files[min(key for key in self._files if key != seq)]
+        return files

@@ -1,0 +1,1 @@
+"""Devices, and who runs tasks on them within which limits."""

@@ -1,0 +1,1 @@
+"""A real fleet: decide, start, stop and resume jobs, remember and explain."""

@@ -1,0 +1,1 @@
+"""Recorded jobs through the same decisions, without a device."""

@@ -1,0 +1,1 @@
+"""Run a script's workers and shards on a Ray cluster."""

@@ -1,0 +1,138 @@
+"""Cut a model into parts and spread them over the shards.
+
+A part is a run of pieces of tensors, about 0.5 to 4 MB (less in a small
+model, so that shards still share it evenly), that travels, is coded and is
+updated as one. How a model is cut depends on the model alone, never on the number of
+shards or workers: so the bits of a run do not depend on them either, and a checkpoint
+can be restored on another number of shards.
+
+Parts follow the order in which the model registered its parameters: the last ones have
+their gradients first and are pushed first. What is pushed last nothing hides, neither its way nor
+its sum: so the first parts are small, and each is as large as all before it until it is as large
+as the others. A tensor too large for a part is cut between its rows, so that
+each piece still has a shape a codec can read.
+"""
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoestring.codec.base import Layout
+from shoestring.model.layers import Layer
+
+SMALLEST, LARGEST = 1 << 15, 1 << 20  # values a part, about
+_HANDY = 1 << 17  # below this a part costs more by itself than by its values
+_SHARE = 16  # a model has about this many parts, where the bounds allow; half as many where that is handy
+_SLACK = 1.25
+_GRAIN = 1024  # a row that is itself too large is cut at multiples of it: whole blocks of every size
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Values `start` to `stop` of one tensor, and their shape."""
+
+    tensor: int
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Part:
+    """What travels as one."""
+
+    index: int
+    pieces: tuple[Piece, ...]
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout(tuple(piece.shape for piece in self.pieces))
+
+    @property
+    def size(self) -> int:
+        return self.layout.total
+
+
+def cut(shapes: Sequence[tuple[int, ...]]) -> tuple[Part, ...]:
+    """Cut tensors of these shapes into parts."""
+    total = sum(math.prod(shape) for shape in shapes)
+    least = max(min(_HANDY, 2 * total // _SHARE), SMALLEST)
+    most = min(max(total // _SHARE, least), LARGEST)
+    parts: list[Part] = []
+    pending: list[Piece] = []
+    held = before = 0  # values that are pending, and that are in parts
+    for index, shape in enumerate(shapes):
+        for piece in _split(index, tuple(shape), before + held, least, most):
+            if pending and held + piece.size > _SLACK * _target(before, least, most):
+                parts.append(Part(len(parts), tuple(pending)))
+                pending, held, before = [], 0, before + held
+            pending.append(piece)
+            held += piece.size
+    if pending:
+        parts.append(Part(len(parts), tuple(pending)))
+    return tuple(parts)
+
+
+def assign(parts: Sequence[Part], shards: int) -> tuple[int, ...]:
+    """Say which shard holds each part: the largest first, each to the shard with the least."""
+    loads = [(0, shard) for shard in range(shards)]  # a heap
+    homes = [0] * len(parts)
+    for part in sorted(parts, key=lambda part: (-part.size, part.index)):
+        load, home = loads[0]
+        homes[part.index] = home
+        heapq.heapreplace(loads, (load + part.size, home))
+    return tuple(homes)
+
+
+def layers_of(part: Part, layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """The layers whose statistics travel with a part: that with the start of their parameter."""
+    starts = {piece.tensor for piece in part.pieces if piece.start == 0}
+    return tuple(layer for layer in layers if layer.tensor in starts)
+
+
+def pack_used(used: NDArray[np.bool_]) -> bytes:
+    """Write which pieces have a gradient; nothing where all have."""
+    return b"" if used.all() else np.packbits(used).tobytes()
+
+
+def unpack_used(packed: bytes, pieces: int) -> NDArray[np.bool_]:
+    if not packed:
+        return np.ones(pieces, bool)
+    return np.unpackbits(np.frombuffer(packed, np.uint8), count=pieces).astype(bool)
+
+
+def _target(before: int, least: int, most: int) -> int:
+    """The size of the part that follows so many values: the first ones are pushed last, and small."""
+    return min(max(before, least), most)
+
+
+def _split(index: int, shape: tuple[int, ...], before: int, least: int, most: int) -> Iterator[Piece]:
+    """Cut a tensor that follows so many values, evenly where its parts are of one size."""
+    size = math.prod(shape)
+    if size == 0:
+        return
+    if size <= _SLACK * _target(before, least, most):
+        yield Piece(index, 0, size, shape)
+        return
+    whole_rows = size // shape[0] <= _SLACK * most
+    row = size // shape[0] if whole_rows else _GRAIN
+    rows = math.ceil(size / row)
+    low = 0
+    while low < rows:
+        start = low * row
+        target = _target(before + start, least, most)
+        left = size - start
+        count = 1 if left <= _SLACK * target else math.ceil(left / target)
+        high = low + max(1, round((rows - low) / count))
+        stop = min(high * row, size)
+        yield Piece(index, start, stop, (high - low, *shape[1:]) if whole_rows else (stop - start,))
+        low = high

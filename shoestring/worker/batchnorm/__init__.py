@@ -1,0 +1,1 @@
+"""BatchNorm whose statistics all workers share."""

@@ -1,0 +1,1 @@
+"""When and how values travel: sync policies, and what becomes a round."""

@@ -1,0 +1,165 @@
+"""Local steps: the worker's own optimizer runs, then workers exchange what their parameters moved by.
+
+The anchor is what all workers agreed on last. A round pushes `parameters - anchor`; the
+answer moves the anchor, on every worker by the same bits, and its parameters are the anchor
+until it trains on. Then what the worker has not sent yet is added to them, as it was learned
+here and the others do not know it: with coarse codes that is worth more than a finer step.
+The local optimizer keeps its state. An anchor lies where its parameters were when the worker
+joined, on a GPU too: so nothing but what is pushed crosses to the host.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoestring.codec.base import Vector
+from shoestring.model.parts import Part
+from shoestring.wire.messages import WHOLE_ROUND
+from shoestring.worker.courier import Courier
+from shoestring.worker.device import Ready, common_device
+from shoestring.worker.replica import Replica
+from shoestring.worker.rounds.pilot import Pilot
+from shoestring.worker.rounds.policy import LocalSteps
+from shoestring.worker.rounds.sharing import Sharing
+
+
+class Anchors:
+    """What all workers agreed on last, part by part."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.values = [
+            torch.from_numpy(replica.read(part)) if replica.device_of(part) is None else replica.gather(part)
+            for part in replica.parts
+        ]
+
+    def device_of(self, part: Part) -> torch.device | None:
+        return common_device([self.values[part.index]])
+
+    def write(self, part: Part, values: Vector) -> None:
+        own = self.values[part.index]
+        if own.device.type == "cpu":  # past torch, which warns of memory that it may not write to
+            own.numpy()[:] = values
+        else:
+            own.copy_(torch.from_numpy(values))
+
+    @contextlib.contextmanager
+    def on_host(self, part: Part) -> Iterator[Vector]:
+        own = self.values[part.index]
+        copy = own.cpu()  # itself, if it is there already
+        yield copy.numpy()
+        if copy is not own:
+            own.copy_(copy)
+
+    @contextlib.contextmanager
+    def on_device(self, part: Part) -> Iterator[Tensor]:
+        yield self.values[part.index]
+
+
+@dataclass(frozen=True)
+class PartDifference:
+    """How far the parameters of one part have moved from the anchor, to be pushed."""
+
+    replica: Replica
+    part: Part
+    anchor: Tensor
+    ready: Ready
+
+    @property
+    def device(self) -> torch.device | None:
+        return common_device([*self.replica.of(self.part), self.anchor])
+
+    def read(self, memory: Vector | None, kept: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
+        if self.device is not None:  # only the difference crosses
+            moved, _ = self.gather(None)
+            values: Vector = np.empty(self.part.size, np.float32) if memory is None else memory
+            torch.from_numpy(values).copy_(moved)
+        else:
+            values = self.replica.read(self.part, memory)
+            values -= self.anchor.cpu().numpy()
+        if kept is not None:
+            values += kept
+        return values, self._used()
+
+    def gather(self, kept: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
+        values = self.replica.gather(self.part).sub_(self.anchor)
+        return (values if kept is None else values.add_(kept)), self._used()
+
+    def _used(self) -> NDArray[np.bool_]:
+        return np.ones(len(self.part.pieces), bool)
+
+
+class DifferenceRounds:
+    """Turns every `h` local steps into a round."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        courier: Courier,
+        policy: LocalSteps,
+        pilot: Pilot,
+        *,
+        inner: torch.optim.Optimizer,
+        first_round: int,
+        sharing: Sharing,
+    ) -> None:
+        self.replica = replica
+        self.courier = courier
+        self.policy = policy
+        self.pilot = pilot
+        self.inner = inner
+        self._sharing = sharing
+        self.rounds = first_round - 1
+        self.steps = sharing.step = self._first_step(first_round)
+        self.anchors = Anchors(replica)
+        self._has_gone_on = False
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Nothing to do: gradients are never sent."""
+        yield
+
+    def go_on(self) -> None:
+        """Before the first forward pass after a round: add what this worker has not sent yet."""
+        # Where shares change, what is kept counts by the share it was made with, not the next one.
+        if not self._has_gone_on and not self._sharing.is_auto:
+            for part in self.replica.parts:
+                self.courier.lend(part, self.replica)
+        self._has_gone_on = True
+
+    def step(self) -> bool:
+        """Take a local step; after every `h` of them, a round. Says whether there was one."""
+        self.inner.step()
+        self.steps += 1
+        self._sharing.step = self.steps
+        if self.steps <= self.policy.warmup or (self.steps - self.policy.warmup) % self.policy.h == 0:
+            self.pilot.backward_done()
+            self._exchange()
+            return True
+        self.courier.statistics.next_step()
+        return False
+
+    def _exchange(self) -> None:
+        hyper = [[self.policy.lr, self.policy.momentum]] if self.policy.outer == "nesterov" else [[]]
+        terms = self.pilot.terms(self.rounds + 1, hyper, self._sharing.weigh(), WHOLE_ROUND)
+        for part in reversed(self.replica.parts):
+            anchor, ready = self.anchors.values[part.index], Ready()
+            ready.note([*self.replica.of(part), anchor])
+            ready.close()
+            self.courier.push(part, terms, PartDifference(self.replica, part, anchor, ready))
+        self.courier.exchange.wait_sent()
+        self.pilot.hear(self.courier.collect(terms.seq, self.anchors))
+        self.rounds = terms.seq
+        for part, anchor in zip(self.replica.parts, self.anchors.values, strict=True):
+            self.replica.write(part, anchor)
+        self._has_gone_on = False
+        self.pilot.round_done(terms.seq)
+
+    def _first_step(self, first_round: int) -> int:
+        done = first_round - 1
+        warmup = self.policy.warmup
+        return done if done <= warmup else warmup + (done - warmup) * self.policy.h

@@ -1,0 +1,103 @@
+"""Decide how each round travels, and see to it that all workers decide alike.
+
+With a named codec that is the same for every round after the warm-up. With `auto` it
+follows what is measured: see `auto.py`. What must be common to all workers, the delay, is
+decided by the first one: its plan names the round from which it holds, and reaches the
+others with the answers in between. So replicas stay equal while plans change.
+"""
+
+import time
+
+from shoestring.codec.registry import LOSSLESS, make
+from shoestring.worker.courier import Heard, Setting, Terms
+from shoestring.worker.rounds.auto import Auto
+from shoestring.worker.rounds.sharing import Sharing
+
+_NOTICE = 3  # rounds between a plan and its effect: with a delay of 1 the others hear of it two later
+
+
+class Pilot:
+    """Sets the terms of each round, and times what happens between them."""
+
+    def __init__(
+        self,
+        codec: str | Auto,
+        *,
+        is_first: bool,
+        warmup: int,
+        delay: int,
+        save_every: int = 0,
+        sharing: Sharing | None = None,
+    ) -> None:
+        self.codec = LOSSLESS  # of the last round
+        self._auto = codec if isinstance(codec, Auto) else None
+        self._fixed = Setting() if isinstance(codec, Auto) else fixed_setting(codec)
+        self._is_first = is_first
+        self._warmup = warmup
+        self._save_every = save_every
+        self._delays = {0: delay}  # from a round on
+        self._sharing = sharing
+        self._plan = self._shares = ""
+        self._pace = 0.0
+        self._began_at = self._exposed_from = time.monotonic()
+
+    def terms(self, seq: int, hyper: list[list[float]], weight: float, bound: int) -> Terms:
+        """The terms of round `seq`."""
+        setting = Setting()
+        if seq > self._warmup:
+            setting = self._auto.setting() if self._auto is not None else self._fixed
+        self.codec = setting.push
+        save = self._save_every > 0 and seq % self._save_every == 0
+        plan = f"{self._plan};{self._shares}" if self._plan or self._shares else ""
+        return Terms(seq, setting, hyper, weight, bound, save, plan, self._pace)
+
+    def delay(self, seq: int) -> int:
+        """How many rounds later the answers to round `seq` are applied."""
+        latest = max(start for start in self._delays if start <= seq)
+        for start in [start for start in self._delays if start < latest]:
+            del self._delays[start]
+        return self._delays[latest]
+
+    def hear(self, heard: Heard) -> None:
+        """Take in the first worker's plan, and how long workers take."""
+        delays, _, shares = heard.plan.partition(";")
+        if delays:
+            seq, delay = delays.split()
+            self._delays[int(seq)] = int(delay)
+        if self._sharing is not None:
+            self._sharing.obey(shares)
+            self._sharing.hear(heard.paces)
+
+    def backward_done(self) -> None:
+        """From now on the worker waits for the exchange."""
+        self._exposed_from = time.monotonic()
+
+    def round_done(self, seq: int) -> None:
+        """A round ended, as far as this worker waits for it."""
+        now = time.monotonic()
+        compute_s, exposed_s = self._exposed_from - self._began_at, now - self._exposed_from
+        self._began_at = now
+        if self._sharing is not None and self._sharing.is_auto:
+            self._pace = compute_s
+            if self._is_first and (decision := self._sharing.decide()):
+                self._shares = decision
+                self._sharing.obey(decision)
+        if self._auto is not None and seq > self._warmup:
+            self._auto.measure(compute_s=compute_s, exposed_s=exposed_s, seq=seq, now=now)
+            if self._is_first:
+                self._plan_delay(seq, self._auto)
+
+    def _plan_delay(self, seq: int, auto: Auto) -> None:
+        latest = max(self._delays)
+        if latest > seq:  # a change is under way
+            return
+        delay = auto.plan_delay(self._delays[latest])
+        if delay != self._delays[latest]:
+            self._plan = f"{seq + _NOTICE} {delay}"
+            self._delays[seq + _NOTICE] = delay
+
+
+def fixed_setting(codec: str) -> Setting:
+    """The setting of a run whose codec is named."""
+    spec = make(codec).spec
+    return Setting(spec, spec, 32.0 if spec == LOSSLESS else 1.0)

@@ -1,0 +1,65 @@
+"""Local steps: after a round all workers hold the same, then each goes on with what it has not sent."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from shoestring.worker.rounds.policy import LocalSteps
+from shoestring.worker.session import Session
+from shoestring.worker.wrap import join
+from tests.unit.worker.cluster import Cluster
+
+H, ROUNDS = 3, 4
+
+
+def build() -> nn.Module:
+    source = torch.Generator().manual_seed(1)
+    model = nn.Linear(24, 24)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=source))
+    return model
+
+
+def flat(model: nn.Module) -> np.ndarray:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).numpy().copy()
+
+
+def train(here: Session, codec: str) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """After each round: the parameters, what is kept of them, and the parameters once it went on."""
+    model = build()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    model, shared = join(here, model, sgd, codec=codec, policy=LocalSteps(H))
+    courier = shared.driver.courier
+    source = torch.Generator().manual_seed(2 + here.run.worker)
+    seen = []
+    for step in range(1, H * ROUNDS + 1):
+        model(torch.randn(8, 24, generator=source)).square().mean().backward()
+        shared.step()
+        shared.zero_grad()
+        if step % H == 0:
+            kept = courier.kept().get("kept.00000", np.zeros(600, np.float32))
+            agreed = flat(model)
+            with torch.no_grad():
+                model(torch.zeros(1, 24))  # an evaluation changes nothing
+            np.testing.assert_array_equal(flat(model), agreed)
+            model(torch.zeros(1, 24))
+            seen.append((agreed, kept, flat(model)))
+    return seen
+
+
+def test_workers_agree_after_a_round_and_go_on_with_what_they_kept():
+    with Cluster(2, 1) as cluster:
+        first, second = cluster.train(lambda here: train(here, "dct:step=4,small=0"))
+    for (agreed, kept, gone_on), (other, other_kept, _) in zip(first, second, strict=True):
+        np.testing.assert_array_equal(agreed, other)
+        assert kept.any()
+        assert (kept != other_kept).any()
+        np.testing.assert_array_equal(gone_on, agreed + kept)
+
+
+def test_with_a_lossless_codec_there_is_nothing_to_go_on_with():
+    with Cluster(2, 1) as cluster:
+        first, _ = cluster.train(lambda here: train(here, "float32"))
+    for agreed, _, gone_on in first:
+        np.testing.assert_array_equal(gone_on, agreed)
