@@ -20,6 +20,7 @@ class Run:
 
     name: str = "alone"
     worker: int = 0
+    incarnation: int = 0  # which start of this worker it is, as its launcher counts; 0: not counted
     workers: int = 1
     local: int = 0  # which of its host's workers: the device to use, for example
     shards: tuple[str, ...] = ()  # addresses, in order; none: a shard inside this process
@@ -42,6 +43,7 @@ class Run:
         values = {
             "RUN": self.name,
             "WORKER": str(self.worker),
+            "INCARNATION": str(self.incarnation),
             "WORKERS": str(self.workers),
             "LOCAL": str(self.local),
             "SHARDS": ",".join(self.shards),
@@ -71,6 +73,7 @@ class Run:
             run = cls(
                 name=text("RUN", "alone"),
                 worker=int(text("WORKER", "0")),
+                incarnation=int(text("INCARNATION", "0")),
                 workers=int(text("WORKERS", "1")),
                 local=int(text("LOCAL", "0")),
                 shards=tuple(part for part in text("SHARDS").split(",") if part),

@@ -48,6 +48,10 @@ class WireError(ShoestringError):
     """Bytes from the network that are not a whole, valid message; they change nothing."""
 
 
+class DamagedError(WireError):
+    """Bytes that were changed on their way, or never were a message."""
+
+
 class LinkError(ShoestringError):
     """An address cannot be listened on, or does not answer."""
 

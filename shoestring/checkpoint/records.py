@@ -28,6 +28,7 @@ class Records:
     def __init__(self, *, waits_for_workers: bool) -> None:
         self._waits_for_workers = waits_for_workers
         self._files: dict[int, _Files] = {}
+        self._reported: dict[int, tuple[bytes, str]] = {}  # the last: files, or why there are none
 
     def __len__(self) -> int:
         return len(self._files)
@@ -48,8 +49,14 @@ class Records:
             ) from None
         self._at(seq).workers[worker] = bytes(record)
 
-    def give_up(self, seq: int) -> None:
+    def give_up(self, seq: int, why: str) -> None:
+        """Forget a checkpoint whose file could not be written."""
         self._files.pop(seq, None)
+        self._report(seq, b"", why)
+
+    def reported(self, seq: int) -> tuple[bytes, str] | None:
+        """What was reported of a checkpoint: its files, or why there are none; `None`: nothing yet."""
+        return self._reported.get(seq)
 
     def complete(self, workers: Collection[int]) -> list[tuple[int, bytes]]:
         """Take out the (round, records as a JSON list) that lack no file of this shard and these workers."""
@@ -60,8 +67,14 @@ class Records:
                 continue
             records = [files.own, *(files.workers[worker] for worker in sorted(files.workers))]
             done.append((seq, msgspec.json.encode([msgspec.Raw(record) for record in records])))
+            self._report(seq, done[-1][1], "")
             del self._files[seq]
         return done
+
+    def _report(self, seq: int, files: bytes, why: str) -> None:
+        self._reported[seq] = (files, why)
+        if len(self._reported) > CHECKPOINT_LIMIT:
+            del self._reported[min(self._reported)]
 
     def _at(self, seq: int) -> _Files:
         files = self._files.setdefault(seq, _Files())

@@ -57,7 +57,7 @@ class Part:
     def layout(self) -> Layout:
         return Layout(tuple(piece.shape for piece in self.pieces))
 
-    @property
+    @cached_property
     def size(self) -> int:
         return self.layout.total
 

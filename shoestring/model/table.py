@@ -15,6 +15,7 @@ from shoestring.model.rules import Rule
 TENSOR_LIMIT = 1 << 20
 GROUP_LIMIT = 1 << 16
 VALUE_LIMIT = 1 << 36
+POLICY_LIMIT = 256
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -33,6 +34,7 @@ class Table(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     groups: int
     clip_norm: float  # 0: none
     layers: tuple[Layer, ...] = ()  # whose statistics are shared
+    policy: str = ""  # when workers exchange, as text: a run has one policy
 
 
 def read_table(payload: memoryview) -> Table:
@@ -70,6 +72,8 @@ def check_table(table: Table) -> None:
             problem if len(table.layers) <= TENSOR_LIMIT else "the model has too many layers",
             hint="check both sides' versions",
         )
+    if len(table.policy) > POLICY_LIMIT:
+        raise JoinError("the name of the policy is too long", hint="check both sides' versions")
     if not 0 <= table.clip_norm < math.inf:
         raise JoinError(
             f"the norm to clip to is {table.clip_norm}", hint="give a positive `clip_norm`, or 0 for none"
@@ -92,6 +96,8 @@ def first_difference(mine: Table, theirs: Table) -> str:
         return f"{who} a parameter `{name}`"
     if mine.layers != theirs.layers:
         return f"it shares the statistics of {len(theirs.layers)} layers, others of {len(mine.layers)}"
+    if mine.policy != theirs.policy:
+        return f"its policy is `{theirs.policy}`, others have `{mine.policy}`"
     if mine.rule != theirs.rule:
         return f"the rule is {theirs.rule}, others have {mine.rule}"
     if (mine.groups, mine.clip_norm) != (theirs.groups, theirs.clip_norm):

@@ -26,11 +26,10 @@ from shoestring.errors import ShoestringError, WireError
 from shoestring.model.parts import unpack_used
 from shoestring.model.statistics import unpack
 from shoestring.server import rules
-from shoestring.server.admission import check_push
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger, Verdict
 from shoestring.server.members import Members
-from shoestring.wire.messages import WHOLE_ROUND, Push
+from shoestring.wire.messages import WHOLE_ROUND, Decisions, Push
 
 AHEAD = 2  # rounds a worker may push before the part has finished them
 LOG_LIMIT = 256  # past replies, however small
@@ -93,7 +92,7 @@ class Work:
                 scale=float(np.float32(self._mean()) * np.float32(1.0 if self.scale is None else self.scale)),
                 hyper=self.contributions[0].push.hyper,
                 used=self._used(),
-                codec=codec_of(wish.reply),
+                codec=wish.reply,
                 seq=self.seq,
                 slot=self.desk.free_slot() if self.is_whole else -1,
             )
@@ -128,28 +127,32 @@ class Work:
 
     def _used(self) -> NDArray[np.bool_]:
         pieces = len(self.desk.holding.part.pieces)
+        if any(not item.push.used for item in self.contributions):
+            return np.ones(pieces, bool)
         used = np.zeros(pieces, bool)
         for item in self.contributions:
             used |= unpack_used(item.push.used, pieces)
         return used
 
     def _mark(self, reply: Reply) -> Reply:
-        """Pass on the first worker's plan, what may have been lost on its way, and what workers share."""
-        return replace(
-            reply,
-            plan=self.contributions[0].push.plan,
-            squares=self.squares,
-            statistics=self._remember(),
-            paces=self._paces(),
-        )
+        """Add the first worker's decisions, what may have been lost on its way, and what workers share."""
+        return replace(reply, squares=self.squares, statistics=self._remember(), decisions=self._decisions())
 
-    def _paces(self) -> tuple[float, ...]:
-        paces = tuple(item.push.pace for item in self.contributions)
-        return paces if self.is_whole and any(paces) else ()
+    def _decisions(self) -> Decisions | None:
+        first = self.contributions[0].push.decisions
+        given = [item.push.decisions for item in self.contributions]
+        paces = tuple(one.paces[0] if one is not None and one.paces else 0.0 for one in given)
+        if not self.is_whole or not any(paces):
+            paces = ()
+        if first is None:
+            return Decisions(paces=paces) if paces else None
+        return Decisions(first.delay, first.shares, paces)
 
     def _remember(self) -> bytes:
         """Add what the workers' layers have seen to the history; the last thing that work changes."""
         history = self.desk.holding.history
+        if not history.layers:
+            return b""
         seen = [item.push.statistics for item in self.contributions if item.push.statistics]
         share = 1 / max(len(seen), 1) if self.is_whole else 1 / self.workers
         history.take([unpack(data, history.layers) for data in seen], share)
@@ -208,9 +211,10 @@ class Desk:
         self._queue = deque(item for item in self._queue if stays(item))
         self.forget(worker)
 
-    def push(self, worker: int, push: Push, payload: memoryview) -> bool:
+    def push(self, push: Push, payload: memoryview) -> bool:
         """Take a contribution in; return whether it had been applied before."""
-        check_push(push, payload, self.holding)
+        worker = push.worker
+        self.holding.check(push, payload)
         verdict = self.ledger.judge(worker, push.incarnation, push.seq)
         self._note(worker, push.have)
         if verdict is Verdict.REPEAT:

@@ -13,14 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Codec, Payload, Vector
-from shoestring.codec.registry import LOSSLESS
+from shoestring.codec.registry import LOSSLESS, codec_of
 from shoestring.compiled.scratch import room
-from shoestring.errors import NonFiniteError
+from shoestring.errors import NonFiniteError, StreamError, WireError
 from shoestring.model.layers import Layer
 from shoestring.model.parts import Part
 from shoestring.model.rules import Rule
-from shoestring.model.statistics import History
+from shoestring.model.statistics import History, unpack
 from shoestring.server import rules
+from shoestring.wire.messages import Decisions, Push
+
+HYPER_LIMIT = 1e18  # what rules make of such numbers is still a float32
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,10 @@ class Reply:
     codec: str
     is_full: bool
     payload: Payload
-    plan: str = ""
     squares: float = 0.0  # of the mean gradient, where it is clipped
     slot: int = -1  # where in the shard's shared memory the payload is, if it is
     statistics: bytes = b""  # of the part's layers, as of this version
-    paces: tuple[float, ...] = ()  # of the workers of this round, where they say it
+    decisions: Decisions | None = None  # the first worker's, and all workers' paces
 
     @property
     def size_bytes(self) -> int:
@@ -58,6 +60,44 @@ class Holding:
         self.history = History(layers)
         self.slots: tuple[Vector, ...] = ()  # shared memory to put the whole part into
 
+    def check(self, push: Push, payload: memoryview) -> None:
+        """Raise unless an update can work with a push, whatever else it finds in the payload.
+
+        So what is wrong with a push is said to the worker that sent it, and an update that has
+        begun can fail only for the bytes of one contribution, before anything has changed.
+        """
+        if len(push.used) not in (0, (len(self.part.pieces) + 7) // 8):
+            raise self._misfit("the map of used pieces has the wrong length")
+        if len(push.hyper) <= max(self.groups) or not all(self._fits(group) for group in push.hyper):
+            raise self._misfit("the hyperparameters do not fit the rule")
+        if push.statistics:
+            unpack(push.statistics, self.history.layers)
+        most = self.params.nbytes
+        if push.codec != LOSSLESS:
+            most = codec_of(push.codec).max_bytes(self.part.layout)
+        if push.reply != LOSSLESS:
+            codec_of(push.reply)
+        if push.skip:
+            most = 0
+        if payload.nbytes > most or (push.codec == LOSSLESS and payload.nbytes != most):
+            raise StreamError(
+                f"{payload.nbytes} bytes of `{push.codec}` for part {push.part}, the most is {most}",
+                hint="check both sides' versions",
+            )
+
+    def _fits(self, values: Sequence[float]) -> bool:
+        """Say whether the rule can work with these hyperparameters: it must not find out in mid-update."""
+        names = self.rule.hyper_names
+        return len(values) == len(names) and all(
+            abs(value) <= HYPER_LIMIT
+            and (not name.startswith("beta") or 0 <= value < 1)
+            and (name != "momentum" or value == 0 or "momentum" in self.state)
+            for name, value in zip(names, values, strict=True)
+        )
+
+    def _misfit(self, problem: str) -> WireError:
+        return WireError(f"bad push of part {self.part.index}: {problem}", hint="check both sides' versions")
+
     def advance(
         self,
         gradient: Vector,
@@ -65,12 +105,12 @@ class Holding:
         scale: float,
         hyper: Sequence[Sequence[float]],
         used: NDArray[np.bool_],
-        codec: Codec,
+        codec: str,
         seq: int,
         slot: int = -1,
     ) -> Reply:
         """Apply the rule to a summed gradient (used up as scratch) and say how workers follow."""
-        lossless = codec.name == LOSSLESS
+        lossless = codec == LOSSLESS
         if lossless and self.kept is not None:
             self.params += self.kept
             self.kept = None
@@ -84,7 +124,7 @@ class Holding:
             return self.full(seq, slot)
         for start, stop in self._unused(used):
             gradient[start:stop] = 0
-        return self._send(gradient, codec, seq)
+        return self._send(gradient, codec_of(codec), seq)
 
     def hold(self, seq: int) -> Reply:
         """Count a round that changes nothing."""

@@ -4,6 +4,10 @@ A worker is expected from the start of the run, so that no round goes on before 
 there. Once it has entered it holds a lease that every message renews. A lease that runs
 out, or a leave, takes the worker out of the rounds it has not contributed to; it may come
 back as a new incarnation, at a round that no part here has begun.
+
+Incarnations are counted here, for each shard: a process that says hello as a worker gets the next
+number, or the count that the launcher gave it if that is higher. No clock takes part. A process that
+a launcher has started before the one that is here is refused.
 """
 
 from collections import deque
@@ -11,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoestring.errors import JoinError, StaleWorkerError
+from shoestring.wire.messages import WORKER_LIMIT, Hello
 from shoestring.wire.shared import Segment
 
-WORKER_LIMIT = 1 << 16
 _REPLACED = 64  # connections of replaced processes that are told why
 
 
@@ -22,6 +26,8 @@ class Member:
     """One worker as a shard sees it. `entered` 0: it has said hello, no more."""
 
     worker: int
+    life: str  # of its process
+    start: int  # which start of the worker it is, as a launcher has counted; 0: not counted
     incarnation: int
     identity: bytes
     heard_at: float
@@ -46,8 +52,12 @@ class Members:
     def __iter__(self) -> Iterator[Member]:
         return iter(sorted(self._members.values(), key=lambda member: member.worker))
 
-    def greet(self, worker: int, workers: int, incarnation: int, identity: bytes, now: float) -> Member:
-        """Take note of a worker; a newer incarnation takes the place of an older one."""
+    def greet(self, hello: Hello, applied: int, identity: bytes, now: float) -> Member:
+        """Take note of a worker; a newer process takes the place of an older one.
+
+        `applied` is the last incarnation of the worker that the ledgers know of.
+        """
+        worker, workers = hello.worker, hello.workers
         expected = self.expected or workers
         if workers != expected or not 0 <= worker < workers <= WORKER_LIMIT:
             raise JoinError(
@@ -61,22 +71,24 @@ class Members:
                 hint="give every worker a connection of its own",
             )
         known = self._members.get(worker)
-        if known is not None and incarnation == known.incarnation:
+        if known is not None and hello.life == known.life:
             if not known.present:
                 raise self._gone(known)
             self._move(known, identity)
             known.heard_at = now
             return known
-        if known is not None and incarnation < known.incarnation:
+        if known is not None and hello.incarnation < known.start:
             raise StaleWorkerError(
                 f"worker {worker} is already here as a later process",
                 hint="stop the older process; two workers are running under one id",
             )
         if known is not None:
+            applied = max(applied, known.incarnation)
             self._by_identity.pop(known.identity, None)
             self._replaced.append(known.identity)
         self.expected = expected
-        member = Member(worker, incarnation, identity, now)
+        incarnation = max(hello.incarnation, applied + 1)
+        member = Member(worker, hello.life, hello.incarnation, incarnation, identity, now)
         self._members[worker] = self._by_identity[identity] = member
         return member
 
@@ -98,6 +110,11 @@ class Members:
             raise self._gone(member)
         member.heard_at = now
         return member
+
+    def has_left(self, identity: bytes) -> bool:
+        """Say whether the connection is of a member that has left."""
+        member = self._by_identity.get(identity)
+        return member is not None and not member.present
 
     def enter(self, member: Member, seq: int) -> None:
         """Count the member in from round `seq` on."""

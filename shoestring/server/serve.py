@@ -6,8 +6,11 @@ is dropped: the worker asks again. So memory is bounded by the replies of a roun
 socket's own queue, whatever the workers do.
 """
 
+import contextlib
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 import zmq
 
 from shoestring.checkpoint.shard import Archive
-from shoestring.errors import ShoestringError, WireError
+from shoestring.errors import DamagedError, ShoestringError, WireError
 from shoestring.server.desk import Work
 from shoestring.server.shard import Shard
 from shoestring.wire import frames
 from shoestring.wire.keys import ShardKeys
 from shoestring.wire.link import Listener
-from shoestring.wire.waker import Waker
 
 QUEUED = 4096  # messages for one peer; a round is a few for each part
 _TICK_MS = 250
@@ -54,7 +56,8 @@ class Service:
         self._listener = listener
         self._socket = listener.socket
         self._report = report
-        self._waker = Waker()
+        self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes the thread that serves
+        weakref.finalize(self, os.close, self._alarm)  # nobody can write to it any more
         self._done: deque[Callable[[], None]] = deque()
         self._running = 0
         self._stopping = False
@@ -69,18 +72,22 @@ class Service:
             self._is_lingering = True
         else:
             self._stopping = True
-        self._waker.wake()
+        self._wake()
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._alarm, 1)
 
     def run(self, *, until_all_left: bool = False) -> None:
         """Serve. With `until_all_left`, return once every worker has come and gone."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._waker.fileno(), zmq.POLLIN)
+        poller.register(self._alarm, zmq.POLLIN)
         try:
             with ThreadPoolExecutor(self.threads, "update") as pool:
                 while not self._stopping:
                     poller.poll(_TICK_MS)
-                    self._waker.clear()
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._alarm)
                     is_drained = self._receive()
                     while self._done:
                         self._done.popleft()()
@@ -97,7 +104,6 @@ class Service:
             if self.archive is not None:
                 self.archive.close()
             self.shard.close()
-            self._waker.close()
 
     def _receive(self) -> bool:
         for _ in range(_BATCH):
@@ -110,6 +116,8 @@ class Service:
             except WireError as error:
                 self.bad_messages += 1
                 self._report("bad_message", text=error.message)
+                if not isinstance(error, DamagedError):  # it would come again as it is
+                    self.shard.refuse(sender, error)
                 continue
             self.shard.handle(sender, message, payload, time.monotonic())
         return False
@@ -142,7 +150,7 @@ class Service:
                 f"shard {self.shard.index} failed: {caught!r}", hint="please report this with the event log"
             )
         self._done.append(lambda: self._finish(work, error))
-        self._waker.wake()
+        self._wake()
 
     def _finish(self, work: Work, error: ShoestringError | None) -> None:
         self._running -= 1
@@ -160,7 +168,7 @@ class Service:
             self._done.append(lambda: self.shard.not_saved(seq, why))
         else:
             self._done.append(lambda: self.shard.saved(seq, record))
-        self._waker.wake()
+        self._wake()
 
     def _send(self) -> None:
         outbox = self.shard.outbox

@@ -9,11 +9,12 @@ a test can drive any number of shards through any fault, step by step.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from shoestring.checkpoint.records import Records
-from shoestring.errors import JoinError, ShoestringError, WireError
+from shoestring.errors import JoinError, ShoestringError, StaleWorkerError, WireError
 from shoestring.model.layers import CHANNEL_LIMIT
 from shoestring.model.parts import assign, layers_of
 from shoestring.model.table import Table, check_table, first_difference, parts_of, read_table
@@ -69,12 +70,16 @@ class Shard:
             self.refuse(sender, error)
 
     def refuse(self, sender: bytes, error: ShoestringError) -> None:
-        stale = type(error).__name__ == "StaleWorkerError"
-        self._send(sender, say.Refusal(error.message[:TEXT_LIMIT], error.hint[:TEXT_LIMIT], stale))
+        """Tell a worker why not."""
+        is_stale = isinstance(error, StaleWorkerError)
+        self._send(sender, say.Refusal(error.message[:TEXT_LIMIT], error.hint[:TEXT_LIMIT], is_stale))
 
     def _dispatch(self, sender: bytes, message: Message, payload: memoryview, now: float) -> None:
         if isinstance(message, say.Hello):
             self._hello(sender, message, payload, now)
+            return
+        if isinstance(message, say.Leave) and self.members.has_left(sender):
+            self._send(sender, say.Left())  # the first answer was lost
             return
         member = self.members.of(sender, now)
         match message:
@@ -88,18 +93,20 @@ class Shard:
             case say.Init():
                 self._init(member, message.part, payload)
             case say.Pull():
-                self._desk(message.part)
-                self._pulls[message.part, member.worker] = message
-                self._answer_pulls()
+                self._pull(member, message)
             case say.Scale():
                 self._scale(message)
             case say.Ask():
                 self._ask(member, message)
             case say.Saved():
                 self._records.add(member.worker, message.round, payload)
+                self._send(sender, say.Recorded(message.round))
                 self._report_saved()
+            case say.AskSnapped():
+                self._report_again(member, message.round)
             case say.Leave():
                 self._depart(member)
+                self._send(sender, say.Left())
             case _:
                 raise WireError(
                     f"a shard does not take `{type(message).__name__}`", hint="check both sides' versions"
@@ -129,20 +136,27 @@ class Shard:
                 hint="build the same model with the same settings on every worker",
             )
         before = self.members.get(hello.worker)
-        member = self.members.greet(hello.worker, hello.workers, hello.incarnation, sender, now)
+        applied = max((desk.ledger.incarnation(hello.worker) for desk in desks.values()), default=0)
+        member = self.members.greet(hello, applied, sender, now)
         if before is not None and before is not member and before.present:
             self._depart(before)
         self.table, self.desks = table, desks
-        empty = len(self.is_filled) < len(desks)
-        shared = self._share(member, hello.shared)
-        self._send(sender, say.Welcome(say.PROTOCOL, self._begun(), empty, self.lease_s, shared))
+        welcome = say.Welcome(
+            protocol=say.PROTOCOL,
+            incarnation=member.incarnation,
+            round=self._begun(),
+            lease_s=self.lease_s,
+            shared=self._share(member, hello.shared),
+        )
+        self._send(sender, welcome)
 
     def _share(self, member: Member, name: str) -> str:
         """Open a worker's memory; return the name of this shard's, to be read by workers like it."""
         if not self.is_sharing or not name:
             return ""
         sizes = [desk.holding.part.size for desk in self._in_order()]
-        member.segment = Segment.open(name, sizes)
+        if member.segment is None or member.segment.name != name:  # a repeated hello finds it unlinked
+            member.segment = Segment.open(name, sizes)
         if self._segment is None and member.segment is not None:
             self._segment = Segment.create(sizes)
             if self._segment is not None:
@@ -192,6 +206,8 @@ class Shard:
         return max((desk.begun for desk in self.desks.values()), default=0)
 
     def _enter(self, member: Member, first: int) -> None:
+        if first < member.entered:
+            return  # an earlier question that came late: another shard has refused that round
         earliest = self._begun() + 1
         agreed = first == member.entered or earliest <= first <= ROUND_LIMIT
         if agreed and first != member.entered:
@@ -206,7 +222,14 @@ class Shard:
         elif not agreed:  # rounds may go by faster than messages: leave more and more room
             earliest += 1 << min(member.refusals, _LONGEST_STRIDE)
             member.refusals += 1
-        self._send(member.identity, say.Entered(first if agreed else earliest, agreed))
+        self._send(member.identity, say.Entered(first, first if agreed else earliest, agreed))
+
+    def _pull(self, member: Member, pull: say.Pull) -> None:
+        self._desk(pull.part)
+        self._pulls[pull.part, member.worker] = pull
+        if pull.part not in self.is_filled and member.worker == 0:  # the first worker brings parameters
+            self._send(member.identity, say.Missing(pull.part, 0))
+        self._answer_pulls()
 
     def _init(self, member: Member, index: int, payload: memoryview) -> None:
         holding = self._desk(index).holding
@@ -224,13 +247,30 @@ class Shard:
     def _push(self, member: Member, push: say.Push, payload: memoryview) -> None:
         if not member.entered or push.incarnation != member.incarnation:
             raise WireError("a push from a worker that has not entered", hint="start the worker again")
+        if not push.worker == push.sender == member.worker:
+            raise WireError(
+                f"worker {member.worker} sent a push of worker {push.sender} that counts for {push.worker}",
+                hint="check both sides' versions",
+            )
         if self.table is None or len(push.hyper) != self.table.groups:
             raise WireError(f"hyperparameters of {len(push.hyper)} groups", hint="check both sides' versions")
+        self._check_decisions(push.decisions)
         self._stirred.add(push.part)
         if push.slot >= 0:
             payload = self._shared_values(member, push)
-        if self._desk(push.part).push(member.worker, push, payload):
+        if self._desk(push.part).push(push, payload):
             self._ask(member, say.Ask(push.part, push.seq, push.have))
+
+    def _check_decisions(self, decisions: say.Decisions | None) -> None:
+        """Raise unless what a worker has decided can be passed on to all."""
+        if decisions is None:
+            return
+        shares = decisions.shares
+        if len(decisions.paces) > 1 or (shares is not None and len(shares.samples) != self.members.expected):
+            raise WireError(
+                f"decisions that do not fit a run of {self.members.expected} workers",
+                hint="check both sides' versions",
+            )
 
     def _shared_values(self, member: Member, push: say.Push) -> memoryview:
         if member.segment is None or push.slot >= SLOTS or push.skip:
@@ -320,7 +360,7 @@ class Shard:
 
     def not_saved(self, seq: int, why: str) -> None:
         """Tell the workers that this shard's file of a checkpoint could not be written."""
-        self._records.give_up(seq)
+        self._records.give_up(seq, why[:TEXT_LIMIT])
         for member in self._entered().values():
             self._send(member.identity, say.Snapped(seq, why[:TEXT_LIMIT]))
 
@@ -331,6 +371,13 @@ class Shard:
             first = takers[min(takers)]
             for seq, files in self._records.complete(takers):
                 self._send(first.identity, say.Snapped(seq), memoryview(files))
+
+    def _report_again(self, member: Member, seq: int) -> None:
+        """Repeat what was reported of a checkpoint; silence means that a file is still being written."""
+        report = self._records.reported(seq)
+        if report is not None:
+            files, why = report
+            self._send(member.identity, say.Snapped(seq, why), memoryview(files))
 
     def tick(self, now: float) -> list[int]:
         """Take out workers whose lease ran out; return them."""
@@ -368,38 +415,24 @@ class Shard:
 
     def _reply(self, index: int, member: Member, replies: Sequence[Reply], seq: int) -> None:
         if not replies:  # an earlier answer has brought it all
-            self._send(member.identity, say.Delta(index, 0, seq, "", True))
+            empty = say.Delta(part=index, version=0, seq=seq, codec="", last=True)
+            self._send(member.identity, empty)
         for place, reply in enumerate(replies, 1):
-            message: Message
-            if reply.is_full:
-                slot = reply.slot if member.shares else -1
-                message = say.Full(
-                    index,
-                    reply.version,
-                    seq,
-                    reply.plan,
-                    reply.squares,
-                    slot,
-                    reply.statistics,
-                    list(reply.paces),
-                )
-                if slot >= 0:
-                    self._send(member.identity, message)
-                    continue
+            common: dict[str, Any] = {
+                "part": index,
+                "version": reply.version,
+                "seq": seq,
+                "squares": reply.squares,
+                "statistics": reply.statistics,
+                "decisions": reply.decisions,
+            }
+            if not reply.is_full:
+                delta = say.Delta(codec=reply.codec, last=place == len(replies), **common)
+                self._send(member.identity, delta, reply.payload.data)
+            elif reply.slot >= 0 and member.shares:
+                self._send(member.identity, say.Full(slot=reply.slot, **common))
             else:
-                is_last = place == len(replies)
-                message = say.Delta(
-                    index,
-                    reply.version,
-                    seq,
-                    reply.codec,
-                    is_last,
-                    reply.plan,
-                    reply.squares,
-                    reply.statistics,
-                    list(reply.paces),
-                )
-            self._send(member.identity, message, reply.payload.data)
+                self._send(member.identity, say.Full(**common), reply.payload.data)
 
     def _release(self, index: int) -> None:
         """Answer bounded pushes that need wait no longer."""
@@ -415,7 +448,7 @@ class Shard:
             full = desk.full() if is_ready else None
             if full is not None and member is not None:
                 del self._pulls[index, worker]
-                message = say.Full(index, full.version, 0, statistics=full.statistics)
+                message = say.Full(part=index, version=full.version, seq=0, statistics=full.statistics)
                 self._send(member.identity, message, full.payload.data)
 
     def _scale(self, scale: say.Scale) -> None:

@@ -2,17 +2,19 @@
 
 Every message is exactly two frames: a header (CRC-32C of the rest of the header and of
 the payload, then the message in MessagePack) and a payload, possibly empty, which is
-never copied. `decode` answers anything else with `WireError` and keeps nothing.
+never copied. `decode` answers anything else with `WireError` and keeps nothing; where the bytes
+are not those that were sent, with `DamagedError`: a repetition may be whole.
 """
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import google_crc32c
 import msgspec
 import numpy as np
 
-from shoestring.errors import WireError
+from shoestring.errors import DamagedError, WireError
 from shoestring.wire import messages
 
 FRAMES = 2
@@ -21,6 +23,7 @@ PAYLOAD_LIMIT = 64 << 20
 
 Buffer = bytes | memoryview
 
+_HELLO = 1  # its tag
 _CRC = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[messages.Any] = msgspec.msgpack.Decoder(messages.Any)
@@ -35,17 +38,31 @@ def encode(message: messages.Message, payload: Buffer = b"") -> tuple[bytes, Buf
 def decode(frames: Sequence[Buffer]) -> tuple[messages.Message, memoryview]:
     """Return the message and its payload, or raise `WireError`."""
     if len(frames) != FRAMES:
-        raise _bad(f"a message of {len(frames)} frames, expected {FRAMES}")
+        raise _damaged(f"a message of {len(frames)} frames, expected {FRAMES}")
     header, payload = memoryview(frames[0]), memoryview(frames[1])
     if not _CRC.size < header.nbytes <= HEADER_LIMIT or payload.nbytes > PAYLOAD_LIMIT:
-        raise _bad(f"frames of {header.nbytes} and {payload.nbytes} bytes are out of bounds")
+        raise _damaged(f"frames of {header.nbytes} and {payload.nbytes} bytes are out of bounds")
     body = header[_CRC.size :]
     if _CRC.unpack_from(header)[0] != _checksum(body, payload):
-        raise _bad("the checksum does not match")
+        raise _damaged("the checksum does not match")
     try:
         return _decoder.decode(body), payload
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _bad(f"the header cannot be read: {error}") from None
+        raise WireError(
+            _other_version(body) or f"bad message: the header cannot be read: {error}",
+            hint="install the same version of shoestring on all hosts",
+        ) from None
+
+
+def _other_version(body: Buffer) -> str:
+    """Say so if a header that cannot be read is the `Hello` of another version of the protocol."""
+    try:
+        tag, protocol, *_ = msgspec.msgpack.decode(body, type=list[Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+        return ""
+    if tag != _HELLO or not isinstance(protocol, int) or protocol == messages.PROTOCOL:
+        return ""
+    return f"the worker speaks protocol {protocol}, this shard {messages.PROTOCOL}"
 
 
 def _checksum(body: Buffer, payload: Buffer) -> int:
@@ -54,8 +71,8 @@ def _checksum(body: Buffer, payload: Buffer) -> int:
     return google_crc32c.extend(crc, np.frombuffer(payload, np.uint8)) if len(payload) else crc
 
 
-def _bad(what: str) -> WireError:
-    return WireError(
+def _damaged(what: str) -> DamagedError:
+    return DamagedError(
         f"bad message: {what}",
-        hint="check that both sides run the same version, and what else uses this port",
+        hint="check what else uses this port, and the network between",
     )

@@ -1,49 +1,92 @@
 """What workers and shards say to each other.
 
 A message is a header (one of the classes below) and one payload, possibly empty.
-Workers speak `Hello, Enter, Init, Pull, Push, Scale, Ask, Saved, Beat, Leave`; shards
-answer with `Welcome, Entered, Full, Delta, Norm, Missing, Snapped, Refusal, Beat`.
+Workers say `Hello, Enter, Init, Pull, Push, Scale, Ask, Saved, AskSnapped, Beat, Leave`; shards
+answer with `Welcome, Entered, Full, Delta, Norm, Missing, Recorded, Snapped, Refusal, Beat, Left`.
 
 The order of a worker's life: `Hello` with the table of the model as payload, answered
 by `Welcome`; `Enter`, naming the first round it will take part in, answered by
-`Entered`; then, for each part, `Init` where the shard holds nothing yet, else `Pull`.
-After that a `Push` a part and round, each answered by a `Full` or a `Delta`.
+`Entered`; then `Pull` for each part, answered by `Full`, or for the first worker by `Missing`
+where the shard holds nothing yet, whereupon it sends `Init` and asks again.
+After that a `Push` a part and round, each answered by a `Full` or a `Delta`; at the end `Leave`,
+answered by `Left`.
 
-A push is named by `(worker, incarnation, seq)`; `seq` is the round it belongs to. The
-answer to it is its acknowledgement. All fields are data with fixed types: decoding a
-message runs nothing.
+Every question is repeated until it is answered, so each may arrive twice. A push is named by whom
+it counts for, that worker's incarnation, and `seq`, the round it belongs to. The answer to it is its
+acknowledgement. All fields are data with fixed types and limits: decoding a message runs nothing,
+and what is decoded is within its limits.
 """
 
-import msgspec
+from typing import Annotated
 
-PROTOCOL = 4
+import msgspec
+from msgspec import Meta
+
+PROTOCOL = 5
 
 WHOLE_ROUND = -1  # `Push.bound` of a push that is summed with those of all workers
+WORKER_LIMIT = 1 << 16
+
+Count = Annotated[int, Meta(ge=0)]
+Round = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0, lt=1e18)]
+CodecText = Annotated[str, Meta(max_length=128)]
 
 
 class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The base of all headers."""
 
 
-class Hello(Message, tag=1):
+class Data(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """The base of what is nested in headers."""
+
+
+class Delay(Data, frozen=True):
+    """From `round` on answers are applied `rounds` rounds after their push."""
+
+    round: Round
+    rounds: Annotated[int, Meta(ge=0, le=1)]
+
+
+class Shares(Data, frozen=True):
+    """From `step` on the workers take so many samples of the global batch, in their order."""
+
+    step: Count
+    samples: Annotated[tuple[Round, ...], Meta(min_length=1, max_length=WORKER_LIMIT)]
+
+
+class Decisions(Data, frozen=True):
+    """What the first worker has decided for later rounds, and what it decides by.
+
+    It travels in the push and the answers of one part.
+    """
+
+    delay: Delay | None = None
+    shares: Shares | None = None
+    # Seconds that a worker's own work took it of late: one in a push, all workers' in an answer.
+    paces: Annotated[tuple[Seconds, ...], Meta(max_length=WORKER_LIMIT)] = ()
+
+
+class Hello(Message, tag=1, kw_only=True):
     """Ask to take part. Payload: the `Table` of the model."""
 
     protocol: int
     run: str
     worker: int
     workers: int
-    incarnation: int
+    life: Annotated[str, Meta(max_length=64)]  # differs from process to process
+    incarnation: Count = 0  # as counted by whoever starts processes; 0: not counted
     shard: int
     shards: int
     shared: str = ""  # the name of memory the worker writes, where both are on one machine
 
 
-class Welcome(Message, tag=2):
-    """The worker fits. `round` is the last one any part here has begun; `empty`: no parameters yet."""
+class Welcome(Message, tag=2, kw_only=True):
+    """The worker fits. `round` is the last one any part here has begun."""
 
     protocol: int
+    incarnation: int  # what the worker's pushes to this shard are named by
     round: int
-    empty: bool
     lease_s: float
     shared: str = ""  # the name of memory the shard writes, if it has opened the worker's
 
@@ -56,8 +99,9 @@ class Enter(Message, tag=3):
 
 
 class Entered(Message, tag=4):
-    """Agreed, or too late (`round` then is the earliest that may be asked for)."""
+    """The answer to `Enter(asked)`: agreed, or too late (`round` is the earliest that may be asked for)."""
 
+    asked: int
     round: int
     agreed: bool
 
@@ -75,42 +119,42 @@ class Pull(Message, tag=6):
     round: int
 
 
-class Push(Message, tag=7):
-    """One worker's gradient of one part. Payload: a stream of `codec`, empty where `skip`."""
+class Push(Message, tag=7, kw_only=True):
+    """A gradient of one part. Payload: a stream of `codec`, empty where `skip`."""
 
     part: int
-    incarnation: int
-    seq: int
-    have: int  # the version of the part this worker holds
-    weight: float  # how much it counts in the mean, usually its number of samples
-    codec: str
-    reply: str  # the codec the worker would like the answer in
+    seq: Round
+    worker: int = 0  # whom it counts for: whose place in the round and in the ledger it takes
+    incarnation: int = 0  # of that worker, as the shard has told it
+    weight: Annotated[float, Meta(ge=1e-30, le=1e30)]  # how much it counts in the mean: its samples
+    sender: int = 0  # the worker that sends it
+    have: Count = 0  # the version of the part the sender holds
+    codec: CodecText
+    reply: CodecText  # the codec the sender would like the answer in
     reply_cost: float  # the cheapest wish of a round is granted
     hyper: list[list[float]]  # for each parameter group
     used: bytes  # one bit a piece, empty: all
-    bound: int = WHOLE_ROUND  # or how many pushes the slowest worker may be behind
+    bound: Annotated[int, Meta(ge=WHOLE_ROUND)] = WHOLE_ROUND  # or how far the slowest worker may be behind
     skip: bool = False  # it holds NaN or infinity: this round leaves the part as it is
     save: bool = False  # snapshot the part after this round
-    plan: str = ""  # what all workers will do from some later round on, as decided by the first
-    slot: int = -1  # of the worker's shared memory, where the values are there and not in the payload
-    statistics: bytes = b""  # what this worker's layers of the part have seen since its last push
-    pace: float = 0.0  # seconds that the worker's own work took it of late; 0: not said
+    slot: int = -1  # of the sender's shared memory, where the values are there and not in the payload
+    statistics: bytes = b""  # what that worker's layers of the part have seen since its last push
+    decisions: Decisions | None = None
 
 
-class Full(Message, tag=8):
+class Full(Message, tag=8, kw_only=True):
     """A whole part. Payload: float32."""
 
     part: int
     version: int
-    seq: int
-    plan: str = ""
+    seq: int  # of the push that it answers; 0: it answers a `Pull`
     squares: float = 0.0  # as in `Norm`, for a worker that it did not reach
     slot: int = -1  # of the shard's shared memory
     statistics: bytes = b""  # what all workers' layers of the part have seen
-    paces: list[float] = []  # of all who took part, in their order
+    decisions: Decisions | None = None
 
 
-class Delta(Message, tag=9):
+class Delta(Message, tag=9, kw_only=True):
     """What turns version `version - 1` of a part into `version`. Payload: a stream of `codec`."""
 
     part: int
@@ -118,10 +162,9 @@ class Delta(Message, tag=9):
     seq: int
     codec: str  # empty: nothing changed
     last: bool  # the worker is up to date after it
-    plan: str = ""
     squares: float = 0.0
     statistics: bytes = b""
-    paces: list[float] = []
+    decisions: Decisions | None = None
 
 
 class Norm(Message, tag=10):
@@ -148,7 +191,7 @@ class Ask(Message, tag=12):
 
 
 class Missing(Message, tag=13):
-    """It is not there; send it again."""
+    """The push of round `seq` is not there, send it again; 0: the part's first parameters are not."""
 
     part: int
     seq: int
@@ -185,6 +228,22 @@ class Refusal(Message, tag=18):
     stale: bool = False
 
 
+class Left(Message, tag=19):
+    """The worker has left."""
+
+
+class Recorded(Message, tag=20):
+    """The record of a worker's file of a checkpoint has come in."""
+
+    round: int
+
+
+class AskSnapped(Message, tag=21):
+    """No `Snapped` yet: is the shard's file of a checkpoint written, and are all records there?"""
+
+    round: int
+
+
 Any = (
     Hello
     | Welcome
@@ -204,4 +263,7 @@ Any = (
     | Beat
     | Leave
     | Refusal
+    | Left
+    | Recorded
+    | AskSnapped
 )

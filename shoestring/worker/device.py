@@ -41,7 +41,7 @@ def common_device(tensors: Sequence[Tensor]) -> torch.device | None:
 
 
 def gpu_feedback(layout: Layout, device: torch.device, kept: Any = None) -> "GpuFeedback":
-    """What is kept on a device; `kept` is what was kept on the host before."""
+    """Feedback that lies on a device; `kept` is its value, where it lay elsewhere before."""
     made: GpuFeedback = _gpu().GpuFeedback(layout, device, kept)
     return made
 

@@ -1,41 +1,39 @@
 """Talk to the shards from a thread of its own, so that training need not wait.
 
-The training thread submits pushes and collects answers; this thread encodes, sends,
-receives, and keeps the connection alive. Values are read and written only where the
-training thread allows it: a push is read when it is submitted or soon after, before
-`wait_sent` returns; answers change parameters only inside `collect`.
-
-A push without an answer is asked about; a shard that does not have it gets it again,
-under the same name. A shard that is silent for `timeout_s` is an error.
+This file holds sockets, the thread and time; what is said to whom is decided by
+`protocol/worker.py`. The training thread submits pushes and collects answers. Values are read and
+written only where the training thread allows it: a push is read when it is submitted or soon after,
+before `wait_sent` returns; answers change parameters only inside `collect`.
 """
 
 import math
+import os
 import queue
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
-import numpy as np
 import zmq
 
 from shoestring.codec.base import Vector
-from shoestring.errors import LinkError, ShoestringError, StaleWorkerError, WireError
+from shoestring.errors import ShoestringError, WireError
 from shoestring.wire import frames
 from shoestring.wire import messages as say
 from shoestring.wire.messages import Message
-from shoestring.wire.shared import SLOTS
-from shoestring.wire.waker import Waker
-from shoestring.worker.join import SharedPair
+from shoestring.worker.memory import SharedMemory
+from shoestring.worker.protocol.worker import BEAT_S, Answer, Worker
 
-_BEAT_S = 1.0
-_ASK_S = 5.0
-_PROBE_BYTES = 1 << 17
-_SLOWEST_BYTES_S = 125_000 / 2  # 1 Mbit/s, there and back
+_MEASURED_BYTES = 1 << 17  # of a beat that measures a link's rate
+_LEAVE_S = 5.0  # how long a worker waits for its goodbye to be heard
 
 Frames = tuple[bytes, frames.Buffer]
-Encode = Callable[[], tuple[Message, frames.Buffer]]
+Encode = Callable[[], tuple[say.Push, memoryview]]
+Task = Callable[[float], None]  # called in the exchange's thread with the time
 
 
 @dataclass
@@ -48,55 +46,15 @@ class Traffic:
     down_float: int = 0
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A reply to one push of one part."""
-
-    part: int
-    message: say.Full | say.Delta
-    payload: memoryview
-
-    @property
-    def is_last(self) -> bool:
-        return isinstance(self.message, say.Full) or self.message.last
-
-
-@dataclass
-class _Sent:
-    """A push that waits for its answer."""
-
-    frames: Frames
-    asked_at: float
-    slot: int = -1  # of shared memory, taken until the answer is here
-    pause_s: float = _ASK_S
-
-
-@dataclass
-class _Order:
-    """A push to be made: `encode` is called in the exchange's thread."""
-
-    part: int
-    seq: int
-    encode: "Encode"
-
-
-@dataclass
-class _Probe:
-    """A beat to be sent to one shard, with so many bytes."""
-
-    shard: int
-    size: int
-    is_echoed: threading.Event = field(default_factory=threading.Event)
-
-
 @dataclass
 class _Line:
-    """The connection to one shard."""
+    """The connection to one shard, and what was measured of it."""
 
     index: int
     address: str
     socket: "zmq.Socket[bytes]"
-    heard_at: float = field(default_factory=time.monotonic)
+    first: Frames | None = None  # the first message, until the connection is there
+    is_open: bool = False
     # Of the last few looks the best counts: other traffic only makes a link look slower.
     rtts_s: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=3))
@@ -112,91 +70,78 @@ class _Line:
             return math.inf
         return max(self.rates, default=math.inf)
 
+    def measure(self, size: int, elapsed_s: float) -> None:
+        """Note how long a beat of so many bytes took there and back."""
+        if size:
+            self.rates.append(2 * size / max(elapsed_s - self.rtt_s, 1e-4))
+        else:
+            self.rtts_s.append(elapsed_s)
+
 
 class Exchange:
     """One worker's connections to all shards."""
 
     def __init__(
         self,
-        sockets: list[tuple[str, "zmq.Socket[bytes]"]],
-        homes: tuple[int, ...],
-        sizes: tuple[int, ...],
+        sockets: Sequence[tuple[str, "zmq.Socket[bytes]"]],
+        sizes: Sequence[int],
+        protocol: Callable[[float], Worker],
+        memory: SharedMemory,
         *,
-        shared: Sequence[SharedPair | None] = (),
-        clip_norm: float = 0.0,
-        timeout_s: float = 60.0,
+        notice: Callable[[str], None],
     ) -> None:
         self.traffic = Traffic()
         self.bad_messages = 0
         self._lines = [_Line(index, address, socket) for index, (address, socket) in enumerate(sockets)]
-        self._homes = homes
-        self._shared = list(shared) or [None] * len(sockets)
         self._sizes = sizes
-        self._clip_norm = clip_norm
-        self._timeout_s = timeout_s
-        self._orders: deque[_Order | _Probe | Message] = deque()
-        self._probes: dict[float, _Probe] = {}  # under way, by the time they were sent
+        self._protocol = protocol(time.monotonic())
+        self._memory = memory
+        self._notice = notice
+        self._tasks: deque[Task] = deque()
+        self._echoes: dict[float, threading.Event] = {}  # of beats that measure, by when they were sent
         self._unsent = 0
         self._changed = threading.Condition()
-        self._answers: queue.SimpleQueue[Answer | ShoestringError] = queue.SimpleQueue()
-        self._early: dict[int, list[Answer]] = {}
-        self._sent: dict[tuple[int, int], _Sent] = {}
-        self._have = [0] * len(homes)
-        self._accepted = [0] * len(homes)  # the version of each part up to which answers have come in
-        self._norms: dict[int, dict[int, float]] = {}
-        self._snapped: queue.SimpleQueue[tuple[say.Snapped, bytes]] = queue.SimpleQueue()
-        self._waker = Waker()
-        self._stopping = False
+        self._inbox: queue.SimpleQueue[Answer | ShoestringError | str] = queue.SimpleQueue()
+        self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes the exchange's thread
+        weakref.finalize(self, os.close, self._alarm)  # nobody can write to it any more
+        self._stop_at = math.inf
         self._failure: ShoestringError | None = None
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
+
+    def enter(self, apply: Callable[[Answer], None]) -> int:
+        """Join the run; answers bring each part as the shards hold it. Returns the first round."""
+        self._thread.start()
+        self.collect(0, apply)
+        return self._protocol.joining.first_round
 
     def rates(self) -> list[float]:
         """The rate of the link to each shard as last measured, in bytes a second."""
         return [line.rate for line in self._lines]
-
-    def probe(self) -> None:
-        """Measure the links, one after the other; returns when all shards have answered."""
-        for line in self._lines:
-            for size in (0, 0, _PROBE_BYTES, _PROBE_BYTES):
-                probe = _Probe(line.index, size)
-                self._orders.append(probe)
-                self._waker.wake()
-                while not probe.is_echoed.wait(0.5):
-                    self._raise()
-
-    def ask_rates(self) -> None:
-        """Measure the links again, without waiting for it."""
-        self._orders.extend(_Probe(line.index, _PROBE_BYTES) for line in self._lines)
-        self._waker.wake()
 
     @property
     def rtt_s(self) -> float:
         """The longest time to a shard and back that was seen of late."""
         return max(line.rtt_s for line in self._lines)
 
-    def start(self, versions: list[int]) -> None:
-        """Begin, holding these versions of the parts."""
-        self._have = list(versions)
-        self._accepted = list(versions)
+    def measure_links(self) -> None:
+        """Measure the links, one after the other; returns when all shards have answered."""
         for line in self._lines:
-            line.heard_at = time.monotonic()
-        self._thread.start()
+            for size in (0, 0, _MEASURED_BYTES, _MEASURED_BYTES):
+                echoed = threading.Event()
+                self._do(partial(self._beat, line, size, echoed))
+                while not echoed.wait(0.5):
+                    self._raise()
 
-    def have(self, part: int) -> int:
-        """The version of a part this worker holds."""
-        return self._have[part]
+    def measure_links_soon(self) -> None:
+        """Measure the rates of the links again, without waiting for it."""
+        for line in self._lines:
+            self._do(partial(self._beat, line, _MEASURED_BYTES, threading.Event()))
 
-    def submit(self, part: int, seq: int, encode: Encode) -> None:
-        """Have a push made and sent. Any thread may call it."""
+    def submit(self, part: int, encode: Encode) -> None:
+        """Have the push of a part made and sent. Any thread may call it."""
         with self._changed:
             self._unsent += 1
-        self._orders.append(_Order(part, seq, encode))
-        self._waker.wake()
-
-    def tell(self, message: Message) -> None:
-        """Send a message without payload to all shards."""
-        self._orders.append(message)
-        self._waker.wake()
+        self._do(lambda now: self._push(part, encode))
 
     def wait_sent(self) -> None:
         """Return when all submitted pushes have been read and encoded."""
@@ -206,61 +151,51 @@ class Exchange:
 
     def collect(self, seq: int, apply: Callable[[Answer], None]) -> None:
         """Wait for the answers to all pushes of round `seq` and apply each in the order of its part."""
-        missing = set(range(len(self._homes)))
-        waiting = deque(self._early.pop(seq, []))
-        while missing:
-            answer = waiting.popleft() if waiting else self._next_answer()
-            if answer.message.seq != seq:
-                self._early.setdefault(answer.message.seq, []).append(answer)
-                continue
-            part, version = answer.part, answer.message.version
-            if version > self._have[part]:
-                if isinstance(answer.message, say.Delta) and version != self._have[part] + 1:
-                    raise WireError(
-                        f"part {part} came at version {version}, this worker holds {self._have[part]}",
-                        hint="please report this with the event log",
-                    )
-                apply(answer)
-                self._have[part] = version
-            if answer.is_last:
-                missing.discard(part)
+        answers = self._protocol.answers
+        while not answers.apply(seq, apply):
+            self._raise()
+            came = self._inbox.get()
+            if isinstance(came, ShoestringError):
+                raise came
+            if isinstance(came, str):
+                self._notice(came)
+            else:
+                answers.add(came)
 
-    def poll_snapped(self) -> Iterator[tuple[say.Snapped, bytes]]:
+    def poll_reports(self) -> Iterator[tuple[say.Snapped, bytes]]:
         """The reports on checkpoints that have come in."""
-        while not self._snapped.empty():
-            yield self._snapped.get()
+        while self._protocol.reports:
+            yield self._protocol.reports.popleft()
 
-    def wait_snapped(self, timeout_s: float) -> None:
+    def wait_report(self, timeout_s: float) -> None:
         """Wait a little for such a report."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._snapped.empty(), timeout_s)
+            self._changed.wait_for(lambda: bool(self._protocol.reports), timeout_s)
+
+    def expect_reports(self, seq: int) -> None:
+        """See to it that all shards' reports on the checkpoint of a round come in."""
+        self._do(lambda now: self._protocol.expect_reports(seq, now))
 
     def send_record(self, seq: int, record: bytes) -> None:
         """Report a file of a checkpoint to the first shard."""
-        self._orders.append(_Order(-1, seq, lambda: (say.Saved(seq), record)))
-        self._waker.wake()
+        self._do(lambda now: self._protocol.record(seq, record, now))
 
     def close(self) -> None:
         """Say goodbye to the shards and stop. Does not raise."""
-        if self._stopping:
+        if self._stop_at < math.inf:
             return
-        self.tell(say.Leave())
-        self._stopping = True
-        self._waker.wake()
+        self._stop_at = time.monotonic() + _LEAVE_S
         if self._thread.is_alive():
-            self._thread.join(5.0)
+            self._do(self._protocol.leave)
+            self._thread.join(_LEAVE_S + 1.0)
         for line in self._lines:
             line.socket.close(linger=1000)
-        for pair in self._shared:
-            if pair is not None:
-                pair.own.close()
+        self._memory.close()
 
-    def _next_answer(self) -> Answer:
-        self._raise()
-        answer = self._answers.get()
-        if isinstance(answer, ShoestringError):
-            raise answer
-        return answer
+    def _do(self, task: Task) -> None:
+        """Have something done in the exchange's thread."""
+        self._tasks.append(task)
+        os.eventfd_write(self._alarm, 1)
 
     def _raise(self) -> None:
         if self._failure is not None:
@@ -268,30 +203,9 @@ class Exchange:
 
     # The rest runs in the exchange's own thread.
 
-    def room(self, part: int) -> tuple[int, Vector] | None:
+    def free_slot(self, part: int) -> tuple[int, Vector] | None:
         """A free slot of shared memory for a push of a part, if it has one. For `Encode`s."""
-        pair = self._shared[self._homes[part]]
-        if pair is None:
-            return None
-        taken = {sent.slot for (index, _), sent in self._sent.items() if index == part}
-        for slot in range(SLOTS):
-            if slot not in taken and pair.own.reserve(slot):
-                return slot, pair.own.slot(pair.places[part], slot)
-        return None
-
-    def _continues(self, message: say.Full | say.Delta) -> bool:
-        """Say whether an answer goes on from what has come in for its part, and remember it if so."""
-        before = self._accepted[message.part]
-        if isinstance(message, say.Delta) and message.version > before + 1:
-            return False
-        self._accepted[message.part] = max(before, message.version)
-        return True
-
-    def _shared_values(self, full: say.Full) -> memoryview:
-        pair = self._shared[self._homes[full.part]]
-        if pair is None or full.slot >= SLOTS:
-            raise WireError("an answer names shared memory that is not there", hint="check versions")
-        return pair.theirs.slot(pair.places[full.part], full.slot).view(np.uint8).data
+        return self._memory.free(part, self._protocol.slots(part))
 
     def _run(self) -> None:
         try:
@@ -305,156 +219,117 @@ class Exchange:
         with self._changed:
             self._failure = error
             self._changed.notify_all()
-        self._answers.put(error)
+        self._inbox.put(error)
 
     def _loop(self) -> None:
         poller = zmq.Poller()
         for line in self._lines:
-            poller.register(line.socket, zmq.POLLIN)
-        poller.register(self._waker.fileno(), zmq.POLLIN)
-        next_beat = 0.0
-        while True:
-            poller.poll(max(0, int(1000 * (next_beat - time.monotonic()))))
-            self._waker.clear()
+            poller.register(line.socket, zmq.POLLIN | zmq.POLLOUT)
+        poller.register(self._alarm, zmq.POLLIN)
+        next_tick = 0.0
+        while not self._has_ended():
             for line in self._lines:
-                self._receive(line)
-            while self._orders:
-                self._carry_out(self._orders.popleft())
-                for line in self._lines:  # answers to earlier parts come in while later ones are encoded
-                    self._receive(line)
+                self._open(line, poller)
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._alarm)
+            self._receive()
+            while self._tasks:
+                self._tasks.popleft()(time.monotonic())
+                self._send_all()
+                self._receive()  # answers to earlier parts come in while later ones are encoded
             now = time.monotonic()
-            if now >= next_beat:
-                next_beat = now + _BEAT_S
-                self._beat(now)
-            if self._stopping and not self._orders:
-                return
+            if now >= next_tick:
+                next_tick = now + BEAT_S
+                self._protocol.tick(now)
+            self._send_all()
+            self._pass_on()
+            poller.poll(max(0, math.ceil(1000 * (min(next_tick, self._stop_at) - time.monotonic()))))
 
-    def _carry_out(self, order: _Order | _Probe | Message) -> None:
-        if isinstance(order, _Probe):
-            now = time.monotonic()
-            self._probes[now] = order
-            self._send(self._lines[order.shard], frames.encode(say.Beat(now), bytes(order.size)))
-            return
-        if isinstance(order, Message):
-            for line in self._lines:
-                self._send(line, frames.encode(order))
-            return
-        push, payload = order.encode()
-        encoded = frames.encode(push, payload)
-        if order.part < 0:
-            self._send(self._lines[0], encoded)
-            return
-        slot = push.slot if isinstance(push, say.Push) else -1
-        self._sent[order.part, order.seq] = _Sent(encoded, time.monotonic(), slot)
-        if slot >= 0:
-            self.traffic.up += 4 * self._sizes[order.part]
-        self.traffic.up_float += 4 * self._sizes[order.part]
-        self._send(self._lines[self._homes[order.part]], encoded)
+    def _has_ended(self) -> bool:
+        return self._protocol.has_left or time.monotonic() >= self._stop_at
+
+    def _push(self, part: int, encode: Encode) -> None:
+        push, payload = encode()
+        if push.slot >= 0:
+            self.traffic.up += 4 * self._sizes[part]
+        self.traffic.up_float += 4 * self._sizes[part]
+        self._protocol.push(push, payload, time.monotonic())
         with self._changed:
             self._unsent -= 1
             if self._unsent == 0:
                 self._changed.notify_all()
 
-    def _send(self, line: _Line, encoded: Frames) -> None:
+    def _beat(self, line: _Line, size: int, echoed: threading.Event, now: float) -> None:
+        self._echoes[now] = echoed
+        self._send(line, say.Beat(now), memoryview(bytes(size)))
+
+    def _open(self, line: _Line, poller: zmq.Poller) -> None:
+        """Send what waits for a connection, once that is there."""
+        if line.is_open or not line.socket.poll(0, zmq.POLLOUT):
+            return
+        line.is_open = True
+        poller.modify(line.socket, zmq.POLLIN)
+        if line.first is not None:
+            self._write(line, line.first)
+
+    def _send_all(self) -> None:
+        outbox = self._protocol.outbox
+        while outbox:
+            shard, message, payload = outbox.popleft()
+            self._send(self._lines[shard], message, payload)
+
+    def _send(self, line: _Line, message: Message, payload: memoryview) -> None:
+        encoded = frames.encode(message, payload)
+        if line.is_open:
+            self._write(line, encoded)
+        else:
+            line.first = encoded  # a `Hello`, or the same again: nothing else is said before a `Welcome`
+
+    def _write(self, line: _Line, encoded: Frames) -> None:
         try:
             line.socket.send_multipart(encoded, zmq.NOBLOCK, copy=False)
-        except zmq.Again:  # its queue is full: the push is asked about later, and sent then
+        except zmq.Again:  # its queue is full: what waits for an answer is sent again later
             return
         self.traffic.up += len(encoded[0]) + len(encoded[1])
 
-    def _receive(self, line: _Line) -> None:
-        while True:
-            try:
-                received = line.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            buffers = [frame.buffer for frame in received]
-            try:
-                message, payload = frames.decode(buffers)
-            except WireError:  # damaged on the way: what it was is asked for again
-                self.bad_messages += 1
-                continue
-            line.heard_at = time.monotonic()
-            self.traffic.down += sum(buffer.nbytes for buffer in buffers)
-            self._take(line, message, payload)
-
-    def _take(self, line: _Line, message: Message, payload: memoryview) -> None:
-        match message:
-            case say.Full() | say.Delta():
-                if isinstance(message, say.Full) and message.slot >= 0:
-                    payload = self._shared_values(message)
-                    self.traffic.down += payload.nbytes
-                answer = Answer(message.part, message, payload)
-                known = self._sent.get((message.part, message.seq))
-                if known is None or not self._continues(message):
-                    return  # a second answer to one push, or one before it was lost: it is asked for again
-                if answer.is_last:
-                    del self._sent[message.part, message.seq]
-                self.traffic.down_float += 4 * self._sizes[message.part]
-                if message.part not in self._norms.get(message.seq, ()):  # it was lost on its way
-                    self._add_norm(message.seq, message.part, message.squares)
-                self._answers.put(answer)
-            case say.Norm():
-                self._add_norm(message.seq, message.part, message.squares)
-            case say.Missing():
-                known = self._sent.get((message.part, message.seq))
-                if known is not None:
-                    self._send(line, known.frames)
-            case say.Beat():
-                elapsed_s = time.monotonic() - message.at
-                if payload.nbytes:
-                    line.rates.append(2 * payload.nbytes / max(elapsed_s - line.rtt_s, 1e-4))
-                else:
-                    line.rtts_s.append(elapsed_s)
-                probe = self._probes.pop(message.at, None)
-                if probe is not None:
-                    probe.is_echoed.set()
-            case say.Welcome() | say.Entered():
-                pass  # late
-            case say.Snapped():
-                self._snapped.put((message, bytes(payload)))
-                with self._changed:
-                    self._changed.notify_all()
-            case say.Refusal():
-                kind = StaleWorkerError if message.stale else ShoestringError
-                raise kind(f"shard {line.index} refused: {message.message}", hint=message.hint)
-            case _:
-                raise WireError(f"a worker does not take `{type(message).__name__}`", hint="check versions")
-
-    def _add_norm(self, seq: int, part: int, squares: float) -> None:
-        """Note a part's norm; when all are there, tell the shards how to scale."""
-        if not self._clip_norm:
-            return
-        norms = self._norms.setdefault(seq, {})
-        is_repeat = part in norms  # the shard asks again: it has not heard the scale
-        norms.setdefault(part, squares)
-        if len(norms) < len(self._homes):
-            return
-        norm = math.sqrt(sum(norms[index] for index in range(len(norms))))
-        scale = say.Scale(seq, min(1.0, self._clip_norm / (norm + 1e-6)))
-        if is_repeat:
-            self._send(self._lines[self._homes[part]], frames.encode(scale))
-        else:
-            self.tell(scale)
-        self._norms = {key: value for key, value in self._norms.items() if key >= seq - 4}
-
-    def _beat(self, now: float) -> None:
+    def _receive(self) -> None:
         for line in self._lines:
-            # On a slow link a beat waits behind the pushes before it, and its echo behind their answers.
-            queued = sum(
-                len(sent.frames[1])
-                for (part, _), sent in self._sent.items()
-                if self._homes[part] == line.index
-            )
-            if now - line.heard_at > self._timeout_s + queued / _SLOWEST_BYTES_S:
-                raise LinkError(
-                    f"shard {line.index} at `{line.address}` has not answered for {self._timeout_s:g} s",
-                    hint="check that its process runs and that the network lets this host reach it",
-                )
-            self._send(line, frames.encode(say.Beat(now)))
-        for (part, seq), sent in self._sent.items():
-            if now - sent.asked_at > sent.pause_s:
-                sent.asked_at, sent.pause_s = now, min(2 * sent.pause_s, 60.0)
-                self._send(
-                    self._lines[self._homes[part]], frames.encode(say.Ask(part, seq, self._have[part]))
-                )
+            while True:
+                try:
+                    received = line.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    break
+                self._take(line, [frame.buffer for frame in received])
+        self._pass_on()
+
+    def _take(self, line: _Line, buffers: list[memoryview]) -> None:
+        try:
+            message, payload = frames.decode(buffers)
+        except WireError:  # damaged on the way: what it was is asked for again
+            self.bad_messages += 1
+            return
+        self.traffic.down += sum(buffer.nbytes for buffer in buffers)
+        now = time.monotonic()
+        if isinstance(message, say.Beat):
+            line.measure(payload.nbytes, now - message.at)
+            echoed = self._echoes.pop(message.at, None)
+            if echoed is not None:
+                echoed.set()
+        elif isinstance(message, say.Full) and message.slot >= 0:
+            payload = self._memory.read(message)
+            self.traffic.down += payload.nbytes
+        self._protocol.handle(line.index, message, payload, now)
+
+    def _pass_on(self) -> None:
+        """Give the training thread what has come in."""
+        protocol = self._protocol
+        while protocol.heard:
+            answer = protocol.heard.popleft()
+            if answer.message.seq:
+                self.traffic.down_float += 4 * self._sizes[answer.part]
+            self._inbox.put(answer)
+        while protocol.notices:
+            self._inbox.put(protocol.notices.popleft())
+        if protocol.reports:
+            with self._changed:
+                self._changed.notify_all()

@@ -34,7 +34,7 @@ from shoestring.checkpoint.snapshot import (
 from shoestring.errors import ShoestringError, SnapshotError, UsageError
 from shoestring.model.table import Table
 from shoestring.worker import session
-from shoestring.worker.courier import Courier
+from shoestring.worker.coder import PartCoder
 from shoestring.worker.randomness import random_state, restore_random
 from shoestring.worker.session import Session
 
@@ -58,7 +58,7 @@ class Keeper:
         here: Session,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        courier: Courier,
+        coder: PartCoder,
         table: Table,
         *,
         shards: int,
@@ -67,7 +67,7 @@ class Keeper:
         self._here = here
         self._model = model
         self._optimizer = optimizer
-        self._courier = courier
+        self._coder = coder
         self._table = table
         self._shards = shards  # that hold a part: the others write nothing
         self._is_local = is_local  # the optimizer's state is here, not on the shards
@@ -87,7 +87,7 @@ class Keeper:
         tensors, random_facts = random_state()
         for name, tensor in self._untrained().items():
             tensors[f"buffer.{name}"] = tensor.detach().cpu().numpy().copy()
-        tensors |= self._courier.kept()
+        tensors |= self._coder.state()
         facts: dict[str, Any] = {"random": random_facts, "steps": steps}
         if self._is_local:
             tensors |= _optimizer_tensors(self._optimizer)
@@ -96,6 +96,8 @@ class Keeper:
         facts["shares"] = self._here.sharing.state()
         self._steps[seq] = steps
         self._taken = (seq, steps, tensors, facts)
+        if self._here.run.worker == 0:
+            self._coder.exchange.expect_reports(seq)
 
     def step_begins(self) -> None:
         """Take the schedulers of the round before, and write."""
@@ -116,7 +118,7 @@ class Keeper:
         deadline = time.monotonic() + _CLOSE_S
         while self._here.run.worker == 0 and self._steps and time.monotonic() < deadline:
             if not self._complete():
-                self._courier.exchange.wait_snapped(0.2)
+                self._coder.exchange.wait_report(0.2)
 
     def load(self, snapshot: Snapshot) -> None:
         """Go on from a checkpoint. The shards have restored theirs."""
@@ -138,7 +140,7 @@ class Keeper:
                             hint="resume with the model and the version that the checkpoint was made with",
                         )
                     buffer.copy_(torch.from_numpy(values))
-        self._courier.load_kept(tensors)
+        self._coder.load(tensors)
         for group, saved in zip(self._optimizer.param_groups, facts["groups"], strict=True):
             group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
         if self._is_local:
@@ -191,14 +193,14 @@ class Keeper:
                 for name, values in named.items():
                     writer.write(name, values)
                 record = writer.finish({"worker": worker, **facts})
-            self._courier.exchange.send_record(seq, msgspec.json.encode(record))
+            self._coder.exchange.send_record(seq, msgspec.json.encode(record))
         except (ShoestringError, OSError) as error:
             self._give_up(seq, str(error))
 
     def _complete(self) -> bool:
         """Take in reports; write the manifest of checkpoints that are whole. True if any came."""
         came = False
-        for message, payload in self._courier.exchange.poll_snapped():
+        for message, payload in self._coder.exchange.poll_reports():
             came = True
             seq = message.round
             if message.error:

@@ -76,7 +76,7 @@ class SharedOptimizer(torch.optim.Optimizer):
     @property
     def traffic(self) -> Traffic:
         """The bytes this worker has sent and received so far."""
-        return self.driver.courier.exchange.traffic
+        return self.driver.coder.exchange.traffic
 
     def parameter_hash(self) -> str:
         """A hash of the trained parameters: equal on workers that hold the same bits."""

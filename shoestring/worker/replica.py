@@ -20,6 +20,7 @@ from shoestring.compiled.scratch import room
 from shoestring.errors import UsageError
 from shoestring.model import table
 from shoestring.model.parts import Part, cut
+from shoestring.worker import device
 from shoestring.worker.device import common_device
 
 
@@ -57,7 +58,11 @@ class Replica:
 
     def device_of(self, part: Part) -> torch.device | None:
         """The device on which a part may be coded: all of it lies there."""
-        return common_device(self.of(part))
+        return None if self.is_on_host(part) else common_device(self.of(part))
+
+    def is_on_host(self, part: Part) -> bool:
+        """Whether no parameter of a part lies on a device that could code it."""
+        return all(self.parameters[piece.tensor].device.type not in device.KINDS for piece in part.pieces)
 
     def home(self, part: Part) -> Vector | None:
         """The memory of a part's parameters, if they lie there in one run."""
@@ -77,26 +82,26 @@ class Replica:
         return flat
 
     def read_gradient(
-        self, part: Part, memory: Vector | None, kept: Vector | None
+        self, part: Part, memory: Vector | None, feedback: Vector | None
     ) -> tuple[Vector, NDArray[np.bool_]]:
         """Copy the gradient of a part, zero where there is none, and say which pieces have one.
 
-        What was kept, where given, is added on the way.
+        The feedback, where given, is added on the way.
         """
         gradients = [self.parameters[piece.tensor].grad for piece in part.pieces]
         used = np.array([gradient is not None for gradient in gradients])
         flat: Vector = np.empty(part.size, np.float32) if memory is None else memory
         for (start, stop), piece, gradient in zip(_places(part), part.pieces, gradients, strict=True):
             if gradient is None:
-                flat[start:stop] = 0 if kept is None else kept[start:stop]
+                flat[start:stop] = 0 if feedback is None else feedback[start:stop]
                 continue
             dense = gradient.to_dense() if gradient.is_sparse else gradient
             values, own = _flat(dense)[piece.start : piece.stop], torch.from_numpy(flat[start:stop])
-            if kept is None:
+            if feedback is None:
                 own.copy_(values)
             else:
-                # Not `torch.from_numpy(kept)`: it is read-only, which torch does not know.
-                np.add(kept[start:stop], values.cpu().numpy(), out=flat[start:stop])
+                # Not `torch.from_numpy(feedback)`: it is read-only, which torch does not know.
+                np.add(feedback[start:stop], values.cpu().numpy(), out=flat[start:stop])
         return flat, used
 
     def gather(self, part: Part) -> Tensor:
@@ -104,7 +109,7 @@ class Replica:
         values = [_flat(parameter) for parameter in self.of(part)]
         return torch.cat(_cut(part, values))
 
-    def gather_gradient(self, part: Part, kept: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
+    def gather_gradient(self, part: Part, feedback: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
         """Do what `read_gradient` does, on the device of the parameters."""
         gradients = [parameter.grad for parameter in self.of(part)]
         used = np.array([gradient is not None for gradient in gradients])
@@ -116,7 +121,7 @@ class Replica:
                 dense = gradient.to_dense() if gradient.is_sparse else gradient
                 pieces.append(_flat(dense)[piece.start : piece.stop])
         flat = torch.cat(pieces)
-        return (flat if kept is None else flat.add_(kept)), used
+        return (flat if feedback is None else flat.add_(feedback)), used
 
     def write(self, part: Part, values: Vector | Tensor) -> None:
         """Set the parameters of a part."""

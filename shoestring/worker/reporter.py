@@ -2,7 +2,7 @@
 
 import time
 
-from shoestring.worker.courier import Courier
+from shoestring.worker.coder import PartCoder
 from shoestring.worker.exchange import Exchange
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.session import Session
@@ -13,12 +13,12 @@ _EVERY_S = 0.5
 class Reporter:
     """Sums up rounds and writes a `step` event about twice a second."""
 
-    def __init__(self, here: Session, exchange: Exchange, courier: Courier, pilot: Pilot) -> None:
+    def __init__(self, here: Session, exchange: Exchange, coder: PartCoder, pilot: Pilot) -> None:
         self.loss: float | None = None
         self.total: int | None = None
         self._here = here
         self._exchange = exchange
-        self._courier = courier
+        self._coder = coder
         self._pilot = pilot
         self._samples = 0
         self._steps = 0
@@ -30,7 +30,7 @@ class Reporter:
         """Count a step; write an event if it is time for one."""
         self._samples += samples
         self._steps = steps
-        for seq, what in self._courier.take_skipped():
+        for seq, what in self._coder.take_skipped():
             self._here.notice(f"step skipped at round {seq}: {what}")
             self._here.log.write("skip", worker=self._here.run.worker, step=seq, tensor=what)
         if time.monotonic() - self._written_at >= _EVERY_S:

@@ -6,9 +6,9 @@ same code, policies and checkpoints as with many hosts, and no service to start.
 
 import atexit
 import contextlib
+import secrets
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -42,7 +42,7 @@ class Session:
     """What `init` found out, and what has to be closed at the end."""
 
     run: Run
-    incarnation: int
+    life: str  # differs from process to process
     log: EventLog
     closers: list[Callable[[], None]] = field(default_factory=list)
     forwards: int = 0  # training passes through the model so far
@@ -73,7 +73,7 @@ class Session:
         keys = None
         if self.run.keys is not None and not self.run.is_alone:
             keys = keys_from_folder(self.run.keys, "worker", f"worker-{self.run.worker}")
-        identity = f"{self.run.worker}.{self.incarnation}".encode()
+        identity = f"{self.run.worker}.{self.life}".encode()
         limit = frames.PAYLOAD_LIMIT
         return [
             (
@@ -103,7 +103,7 @@ class Session:
         print(f"shoestring: worker {self.run.worker}: {text}", file=sys.stderr, flush=True)
 
     def _start_shard(self, context: zmq.SyncContext) -> str:
-        address = f"inproc://shoestring-{id(self)}-{self.incarnation}"
+        address = f"inproc://shoestring-{id(self)}-{self.life}"
         listener = listen(context, address)
         shard = Shard(0, 1, self.run.name)
         if self.run.resume is not None:
@@ -129,10 +129,8 @@ def begin(run: Run) -> Session:
     """Make this process a worker of a run; a second call replaces the first."""
     global _session
     end()
-    # A process that takes a worker's place has a higher number than the one before.
-    incarnation = time.time_ns() // 1_000_000
     log = EventLog(run.folder, f"worker-{run.worker}")
-    _session = Session(run, incarnation, log)
+    _session = Session(run, secrets.token_hex(8), log)
     return _session
 
 

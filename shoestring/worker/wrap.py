@@ -1,8 +1,11 @@
 """`wrap`: join the run with a model and its optimizer."""
 
 import time
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+import msgspec
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,22 +17,33 @@ from shoestring.model.layers import Layer
 from shoestring.model.parts import assign
 from shoestring.model.rules import Rule
 from shoestring.model.table import Table
+from shoestring.wire import messages as say
 from shoestring.worker import session
 from shoestring.worker.batchnorm.layers import SharedBatchNorm, shared_layers
 from shoestring.worker.batchnorm.statistics import SharedStatistics, warm_up_statistics
-from shoestring.worker.courier import Courier
+from shoestring.worker.coder import PartCoder
 from shoestring.worker.exchange import Exchange
-from shoestring.worker.join import Door
 from shoestring.worker.keeper import Keeper
+from shoestring.worker.memory import SharedMemory
 from shoestring.worker.optimizer import SharedOptimizer
 from shoestring.worker.optimizers import hyper_of, rule_of
+from shoestring.worker.protocol.joining import Identity
+from shoestring.worker.protocol.worker import Answer, Worker
 from shoestring.worker.replica import Replica
 from shoestring.worker.reporter import Reporter
 from shoestring.worker.rounds.auto import AUTO, Auto
 from shoestring.worker.rounds.differences import DifferenceRounds
 from shoestring.worker.rounds.gradients import GradientRounds
 from shoestring.worker.rounds.pilot import Pilot
-from shoestring.worker.rounds.policy import Async, Bounded, EveryStep, LocalSteps, Policy, make_policy
+from shoestring.worker.rounds.policy import (
+    Async,
+    Bounded,
+    EveryStep,
+    LocalSteps,
+    Policy,
+    make_policy,
+    text_of,
+)
 from shoestring.worker.session import Session
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -82,92 +96,186 @@ def join(
     policy = make_policy(policy or here.run.policy or EveryStep())
     codec = codec or here.run.codec or AUTO
     _check(optimizer, codec, policy, clip_norm, batch)
-    here.sharing.is_auto = batch == "auto"
+    built = _build(here, model, optimizer, codec, policy, clip_norm)
+    entry = _enter(here, built)
+    keeper = _resume(here, model, optimizer, built, entry)
+    driver, pilot = _drive(
+        here, optimizer, built, entry, codec=codec, policy=policy, overlap=overlap, is_auto=batch == "auto"
+    )
+    reporter = Reporter(here, entry.exchange, entry.coder, pilot)
+    here.closers += [keeper.close, reporter.close]
+    _watch_passes(here, model, driver)
+    # Past `nn.Module`'s own, which is for parameters and submodules.
+    object.__setattr__(model, "no_sync", driver.no_sync)
+    return model, SharedOptimizer(optimizer, driver, keeper, reporter)
+
+
+@dataclass(frozen=True)
+class _Built:
+    """What a run is to train, before anyone else has heard of it."""
+
+    replica: Replica
+    table: Table
+    statistics: SharedStatistics
+    clip_norm: float
+    is_local: bool  # the optimizer works on the worker
+    is_whole: bool  # every push is part of a round of all workers
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """This worker's place among the shards."""
+
+    exchange: Exchange
+    coder: PartCoder
+    homes: tuple[int, ...]  # the shard of each part
+    shards: int
+    first_round: int
+    parts: list[say.Full]  # as they came from the shards
+
+
+def _build(
+    here: Session,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    codec: str,
+    policy: Policy,
+    clip_norm: float,
+) -> _Built:
+    """Describe the model as workers and shards know it, and have kernels ready."""
     replica = Replica(model, optimizer)
-    named_layers = list(shared_layers(model))
-    layers = _layers(named_layers, model, replica)
-    table = Table(replica.tensors, _rule(optimizer, policy), len(optimizer.param_groups), clip_norm, layers)
+    named = list(shared_layers(model))
+    layers = _layers(named, model, replica)
+    table = Table(
+        replica.tensors,
+        _rule(optimizer, policy),
+        len(optimizer.param_groups),
+        clip_norm,
+        layers,
+        policy=text_of(policy),
+    )
+    is_local = isinstance(policy, LocalSteps)
+    statistics = SharedStatistics(
+        layers, [module for _, module in named], replica.parts, workers=here.run.workers, is_local=is_local
+    )
     if codec.startswith("dct") or (codec == AUTO and not here.run.is_alone):
         warm_up_dct()  # before the exchange's thread must answer in time
     if layers and not here.run.is_alone:
-        warm_up_statistics(module for _, module in named_layers)
+        warm_up_statistics(module for _, module in named)
+    is_whole = not isinstance(policy, Bounded | Async)
+    return _Built(replica, table, statistics, clip_norm, is_local, is_whole)
+
+
+def _enter(here: Session, built: _Built) -> _Entry:
+    """Join all shards; afterwards the replica holds what they hold."""
+    run, replica = here.run, built.replica
     sockets = here.connect()
+    addresses = [address for address, _ in sockets]
     homes = assign(replica.parts, len(sockets))
-    entry = Door(here.run, here.incarnation, sockets, here.notice).enter(table, replica, homes)
-    sizes = tuple(part.size for part in replica.parts)
-    exchange = Exchange(
-        sockets, homes, sizes, shared=entry.shared, clip_norm=clip_norm, timeout_s=here.run.timeout_s
-    )
+    sizes = [part.size for part in replica.parts]
+    memory = SharedMemory(addresses, homes, sizes)
+
+    def protocol(now: float) -> Worker:
+        return Worker(
+            Identity(run.name, run.worker, run.workers, here.life, run.incarnation),
+            memoryview(msgspec.msgpack.encode(built.table)),
+            homes,
+            sizes,
+            addresses,
+            initial=lambda part: replica.read(replica.parts[part]).view(np.uint8).data,
+            memory=memory,
+            clip_norm=built.clip_norm,
+            timeout_s=run.timeout_s,
+            join_timeout_s=10 * run.timeout_s,
+            now=now,
+        )
+
+    exchange = Exchange(sockets, sizes, protocol, memory, notice=here.notice)
     here.closers.append(exchange.close)
-    statistics = SharedStatistics(
-        layers,
-        [module for _, module in named_layers],
-        replica.parts,
-        workers=here.run.workers,
-        is_local=isinstance(policy, LocalSteps),
-    )
-    courier = Courier(exchange, replica.parts, here.incarnation, statistics, notice=here.notice)
+    came: list[say.Full] = []
+
+    def take(answer: Answer) -> None:
+        replica.write(replica.parts[answer.part], np.frombuffer(answer.payload, np.float32).copy())
+        if isinstance(answer.message, say.Full):
+            came.append(answer.message)
+
+    first_round = exchange.enter(take)
+    coder = PartCoder(exchange, replica.parts, built.statistics, notice=here.notice)
+    return _Entry(exchange, coder, homes, len(sockets), first_round, came)
+
+
+def _resume(
+    here: Session, model: nn.Module, optimizer: torch.optim.Optimizer, built: _Built, entry: _Entry
+) -> Keeper:
+    """Go on from the run's checkpoint, if it has one, and from the statistics that the shards hold."""
     keeper = Keeper(
         here,
         model,
         optimizer,
-        courier,
-        table,
-        shards=len(set(homes)),
-        is_local=isinstance(policy, LocalSteps),
+        entry.coder,
+        built.table,
+        shards=len(set(entry.homes)),
+        is_local=built.is_local,
     )
     if here.run.resume is not None:
         keeper.load(Snapshot(here.run.resume))
-    for part, data in enumerate(entry.statistics):
-        statistics.hear(part, entry.versions[part], 0, data, is_whole=not isinstance(policy, Bounded | Async))
+    for full in entry.parts:
+        built.statistics.hear(full.part, full.version, 0, full.statistics, is_whole=built.is_whole)
+    return keeper
+
+
+def _drive(
+    here: Session,
+    optimizer: torch.optim.Optimizer,
+    built: _Built,
+    entry: _Entry,
+    *,
+    codec: str,
+    policy: Policy,
+    overlap: bool,
+    is_auto: bool,
+) -> tuple[GradientRounds | DifferenceRounds, Pilot]:
+    """Make what turns the script's steps into rounds, as the policy says."""
+    here.sharing.is_auto = is_auto
     delay = policy.delay if isinstance(policy, EveryStep) else 0
-    auto = Auto(
-        exchange,
-        _loads(homes, sizes, len(sockets)),
-        len(sizes),
-        free_delay=delay is None,
-        explain=here.explain,
-    )
+    auto = None
+    if codec == AUTO:
+        auto = Auto(
+            entry.exchange,
+            _loads(entry, built.replica),
+            len(entry.homes),
+            free_delay=delay is None,
+            explain=here.explain,
+        )
+        auto.start(time.monotonic())
     pilot = Pilot(
-        auto if codec == AUTO else codec,
+        codec if auto is None else auto,
         is_first=here.run.worker == 0,
         warmup=policy.warmup,
         delay=delay or 0,
         save_every=here.run.every if here.run.checkpoint is not None else 0,
         sharing=here.sharing,
     )
-    driver: GradientRounds | DifferenceRounds
     if isinstance(policy, LocalSteps):
-        driver = DifferenceRounds(
-            replica,
-            courier,
+        return DifferenceRounds(
+            built.replica,
+            entry.coder,
             policy,
             pilot,
             inner=optimizer,
             first_round=entry.first_round,
             sharing=here.sharing,
-        )
-    else:
-        driver = GradientRounds(
-            replica,
-            courier,
-            policy,
-            pilot,
-            hyper=lambda: hyper_of(table.rule, optimizer.param_groups),
-            first_round=entry.first_round,
-            overlap=overlap,
-            sharing=here.sharing,
-        )
-    exchange.start(entry.versions)
-    here.closers.append(keeper.close)
-    if codec == AUTO:
-        auto.start(time.monotonic())
-    reporter = Reporter(here, exchange, courier, pilot)
-    here.closers.append(reporter.close)
-    _watch_passes(here, model, driver)
-    # Past `nn.Module`'s own, which is for parameters and submodules.
-    object.__setattr__(model, "no_sync", driver.no_sync)
-    return model, SharedOptimizer(optimizer, driver, keeper, reporter)
+        ), pilot
+    return GradientRounds(
+        built.replica,
+        entry.coder,
+        policy,
+        pilot,
+        hyper=lambda: hyper_of(built.table.rule, optimizer.param_groups),
+        first_round=entry.first_round,
+        overlap=overlap,
+        sharing=here.sharing,
+    ), pilot
 
 
 def _check(
@@ -212,11 +320,11 @@ def _layers(
     return tuple(layers)
 
 
-def _loads(homes: tuple[int, ...], sizes: tuple[int, ...], shards: int) -> list[int]:
+def _loads(entry: _Entry, replica: Replica) -> list[int]:
     """How many values each shard holds."""
-    loads = [0] * shards
-    for home, size in zip(homes, sizes, strict=True):
-        loads[home] += size
+    loads = [0] * entry.shards
+    for home, part in zip(entry.homes, replica.parts, strict=True):
+        loads[home] += part.size
     return loads
 
 

@@ -1,9 +1,10 @@
-"""Shards and worker models joined by a network that loses, repeats, delays and resets.
+"""Shards and workers joined by a network that loses, repeats, delays, reorders and resets.
 
-Everything is drawn from one seed. Within one life of a connection messages keep their
-order, as with TCP; a reset loses what was under way in both directions. Updates are
-computed some time after they began, and either half may see the messages in between.
-Messages cross as bytes, so whatever a shard says can be encoded and decoded.
+Everything is drawn from one seed. Both sides are the real ones; only the values they exchange are
+made up. Without `late` messages keep their order within one life of a connection, as with TCP; a
+reset loses what was under way in both directions. Updates are computed some time after they began,
+and either half may see the messages in between. Messages cross as bytes, so whatever is said can
+be encoded and decoded.
 """
 
 from collections import Counter, deque
@@ -15,8 +16,7 @@ import numpy as np
 from shoestring.server.desk import AHEAD, LOG_LIMIT, Work
 from shoestring.server.shard import Shard
 from shoestring.wire import frames
-from shoestring.wire import messages as say
-from tests.model.worker import Plan, Worker
+from tests.model.training import Plan, Training
 
 EVENTS = 60_000  # a run that needs more is stuck
 
@@ -27,6 +27,7 @@ class Faults:
 
     drop: float = 0.0
     repeat: float = 0.0
+    late: float = 0.0  # messages that others of their connection overtake
     reset: float = 0.0
     hurry: float = (
         0.0  # the clock moves on while messages are under way; much more is more than a line can carry
@@ -51,7 +52,7 @@ class Simulation:
         ]
         self.works: list[tuple[Shard, Work, bool]] = []
         self.lines: dict[tuple[bytes, int, bool], deque] = {}  # (identity, shard, upwards)
-        self.workers: dict[bytes, Worker] = {}
+        self.workers: dict[bytes, Training] = {}
         self.lives = Counter()
         self.kills_left = faults.kills
         self.applied: list[tuple[int, int, int, int]] = []  # (part, worker, incarnation, seq)
@@ -92,7 +93,7 @@ class Simulation:
         def send(shard, message, payload):
             self._put(self.lines[identity, shard, True], frames.encode(message, payload))
 
-        worker = Worker(self.plan, number, self.lives[number], send, self.now)
+        worker = Training(self.plan, number, self.lives[number], send, self.now)
         worker.on_apply = self._check_values
         worker.on_step = lambda seq: self._measure_lead(worker, seq)
         self.workers[identity] = worker
@@ -100,7 +101,10 @@ class Simulation:
     def _put(self, line: deque, encoded) -> None:
         if self.random.random() < self.faults.drop:
             return
-        line.append(encoded)
+        if self.random.random() < self.faults.late:
+            line.insert(self.random.randint(0, len(line)), encoded)
+        else:
+            line.append(encoded)
         if self.random.random() < self.faults.repeat:
             line.append(encoded)
 
@@ -135,10 +139,11 @@ class Simulation:
         worker = self.workers.get(identity)
         if worker is None:
             return
-        if isinstance(message, say.Refusal) and not worker.is_over:
-            self.refusals.append(message.message)
+        was_over = worker.is_over
         worker.take(index, message, payload)
-        self.acked |= {(part, worker.number, worker.incarnation, seq) for part, seq in worker.acked}
+        if worker.stage == "refused" and not was_over:
+            self.refusals.append(getattr(message, "message", repr(message)))
+        self.acked |= {(part, worker.number, life, seq) for part, life, seq in worker.acked}
         worker.acked.clear()
         if worker.stage == "refused" and self.faults.kills:
             self._restart(identity)
@@ -203,7 +208,7 @@ class Simulation:
             del self.lines[identity, shard, False]
         self._start(number)
 
-    def _measure_lead(self, worker: Worker, seq: int) -> None:
+    def _measure_lead(self, worker: Training, seq: int) -> None:
         """Called when a step is over, before the next begins."""
         others = [w.number for w in self.workers.values() if w.stage == "train"]
         for desk in self.desks():

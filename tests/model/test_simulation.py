@@ -11,7 +11,7 @@ from shoestring.model import parts
 from shoestring.model.rules import Rule
 from shoestring.model.table import Table, Tensor
 from tests.model.simulation import Faults, Simulation
-from tests.model.worker import Plan
+from tests.model.training import Plan
 
 SHAPES = ((12, 16), (7,), (), (0, 3), (130,), (5, 40), (3, 3, 9))
 RULE = Rule("sgd", momentum=True)
@@ -43,6 +43,7 @@ def plans(**fixed):
         "skips": st.sampled_from([(), ((0, 2, 1),), ((0, 3, 0), (0, 3, 1), (0, 4, 2))]),
         "weighted": st.booleans(),
         "unused": st.booleans(),
+        "counted": st.booleans(),
     }
     return st.builds(Plan, **(drawn | {name: st.just(value) for name, value in fixed.items()}))
 
@@ -59,6 +60,7 @@ losses = st.builds(
     drop=st.sampled_from([0.0, 0.02, 0.2]),
     repeat=st.sampled_from([0.0, 0.2]),
     reset=st.sampled_from([0.0, 0.01]),
+    late=st.sampled_from([0.0, 0.2]),
     hurry=st.sampled_from([0.0, 0.02]),
     slow=st.integers(-1, 1),
 )

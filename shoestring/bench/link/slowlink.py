@@ -17,19 +17,20 @@ opening or resetting a connection, which takes effect on both sides at once.
 
 import contextlib
 import math
+import os
 import re
 import selectors
 import socket
 import struct
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
 
 from shoestring.errors import LinkError, UsageError
-from shoestring.wire.waker import Waker
 
 QUEUE_BYTES = 64 << 10  # what a connection may hold at the relay beyond what is in flight
 
@@ -165,8 +166,9 @@ class SlowLink:
         self._pipes: set[_Pipe] = set()
         self._listeners: list[socket.socket] = []
         self._calls: deque[Callable[[], object]] = deque()
-        self._waker = Waker()
-        self._selector.register(self._waker, EVENT_READ, self._answer)
+        self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._alarm)  # nobody can write to it any more
+        self._selector.register(self._alarm, EVENT_READ, self._answer)
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="slow link", daemon=True)
         self._thread.start()
@@ -233,7 +235,7 @@ class SlowLink:
     def _call(self, call: Callable[[], object]) -> None:
         """Have the relay's thread, which alone touches sockets and lines, do something."""
         self._calls.append(call)
-        self._waker.wake()
+        os.eventfd_write(self._alarm, 1)
 
     def _run(self) -> None:
         try:
@@ -246,7 +248,6 @@ class SlowLink:
                 self._forget(pipe, with_reset=True)
             for listener in self._listeners:
                 listener.close()
-            self._waker.close()
             self._selector.close()
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
@@ -256,7 +257,8 @@ class SlowLink:
         return self._selector.select(max(until_s - time.monotonic(), 0.0))
 
     def _answer(self, _: int) -> None:
-        self._waker.clear()
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._alarm)
         while self._calls:
             self._calls.popleft()()
 

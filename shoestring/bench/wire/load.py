@@ -50,7 +50,16 @@ class Load:
         tensors = tuple(Tensor(str(i), shape, 0) for i, shape in enumerate(likeness.shapes(self.values)))
         table = memoryview(msgspec.msgpack.encode(Table(tensors, self.rule, 1, 0.0)))
         for worker in range(self.workers):
-            yield worker, say.Hello(say.PROTOCOL, RUN, worker, self.workers, 1, 0, 1), table
+            hello = say.Hello(
+                protocol=say.PROTOCOL,
+                run=RUN,
+                worker=worker,
+                workers=self.workers,
+                life="bench",
+                shard=0,
+                shards=1,
+            )
+            yield worker, hello, table
             yield worker, say.Enter(1), _EMPTY
         params = likeness.parameters(self.values)
         for part, own in self._places():
@@ -63,6 +72,8 @@ class Load:
             for worker in range(self.workers):
                 push = say.Push(
                     part=part.index,
+                    worker=worker,
+                    sender=worker,
                     incarnation=1,
                     seq=seq,
                     have=seq - 1,

@@ -7,6 +7,7 @@ answers go to stdout. The end of stdin ends the process, so none outlives the be
 import contextlib
 import json
 import os
+import secrets
 import sys
 import threading
 import time
@@ -84,7 +85,7 @@ class Worker:
             shards=tuple(told["shards"]),
             keys=Path(told["keys"]) if told["keys"] else None,
         )
-        here = Session(run, time.time_ns() // 1_000_000, EventLog(None, "bench"))
+        here = Session(run, secrets.token_hex(8), EventLog(None, "bench"))
         model, inner = self._model()
         _, optimizer = join(
             here,
@@ -101,7 +102,7 @@ class Worker:
     def rounds(self, told: dict[str, Any]) -> dict[str, Any]:
         """Take part in rounds, each timed from when all workers are ready."""
         _, optimizer = self._runs[told["codec"]]
-        traffic = optimizer.driver.courier.exchange.traffic
+        traffic = optimizer.driver.coder.exchange.traffic
         up, down = traffic.up, traffic.down
 
         def prepare() -> None:

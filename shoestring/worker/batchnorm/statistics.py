@@ -119,6 +119,7 @@ class SharedStatistics:
                 self._parts[part.index] = _PartRecord(
                     own, [named[layer] for layer in own], records, History(own)
                 )
+        self.is_on = bool(self._parts)  # whether any part carries statistics
         for module in modules:
             module.record = None
         for here in self._parts.values():

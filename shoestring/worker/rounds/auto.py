@@ -1,7 +1,7 @@
 """`codec="auto"`: compress as little as the link allows, and say why.
 
-The rates and round-trip times of the links to the shards are measured with a small probe
-when training starts and again from time to time; compute and waiting time with every
+The rates and round-trip times of the links to the shards are measured when training starts
+and again from time to time; compute and waiting time with every
 round. From these follows what a step would take at each level. What a level leaves out
 costs further steps until the same accuracy is reached (`STEPS`): so the level is taken whose
 steps, that many more of them, take the least time. A level stays while it is not much slower
@@ -16,7 +16,7 @@ comes last.
 
 Levels are a worker's own affair: pushes may be coded differently by each, and the answer
 to a round follows the slowest link's wish. The delay is common to all: the first worker
-plans it for a later round (see `pilot.py`).
+decides it for a later round (see `pilot.py`).
 """
 
 import statistics
@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from shoestring.codec.registry import LOSSLESS
-from shoestring.worker.courier import Setting
+from shoestring.worker.coder import Setting
 from shoestring.worker.exchange import Exchange
 
 AUTO = "auto"
@@ -37,7 +37,7 @@ RATIOS = (1.0, 30.0, 85.0)  # about how much smaller than float32 each level is
 STEPS = (1.0, 1.2, 1.4)  # about how many steps each takes to the same accuracy, against float32
 _LONG_S = 0.2  # an uncompressed exchange that takes longer is not tried before compute is known
 _SETTLE = 9  # rounds that a level is judged by: their median, as any one may wait for something else
-_LOOK_S = 20.0  # seconds between probes
+_LOOK_S = 20.0  # seconds between measurements of the links
 _NEAR = 1.15  # of what the best level takes: about as quick
 _WORSE = 1.1  # a compressed level must take so much longer than the other to be left for it
 _PART_S, _VALUE_S = 1e-3, 8e-9  # about what coding takes, there and back, for each part and value
@@ -68,14 +68,14 @@ class Auto:
         self._beside_s: dict[
             bool, float
         ] = {}  # waits beyond what links explain: of compressed rounds, or not
-        self._probed_at = -_LOOK_S
+        self._measured_at = -_LOOK_S
         self._forget_at = 0
         self._retry = _RETRY
 
     def start(self, now: float) -> None:
-        """Probe the links and choose a first level."""
-        self._exchange.probe()
-        self._probed_at = now
+        """Measure the links and choose a first level."""
+        self._exchange.measure_links()
+        self._measured_at = now
         predicted_s = self._predict_all()
         costs = _costs(0.0, predicted_s)
         coded = next(level for level in range(1, len(LEVELS)) if costs[level] <= _NEAR * min(costs[1:]))
@@ -101,7 +101,7 @@ class Auto:
         if len(self._waited_s) == _SETTLE:
             self._judge(seq, now)
 
-    def plan_delay(self, delay: int) -> int:
+    def decide_delay(self, delay: int) -> int:
         """The delay the first worker wants, `delay` being the one in force."""
         if not self._free_delay or len(self._waited_s) < _SETTLE:
             return delay
@@ -113,9 +113,9 @@ class Auto:
         return delay
 
     def _judge(self, seq: int, now: float) -> None:
-        if now - self._probed_at > _LOOK_S:
-            self._exchange.ask_rates()
-            self._probed_at = now
+        if now - self._measured_at > _LOOK_S:
+            self._exchange.measure_links_soon()
+            self._measured_at = now
         predicted_s = self._predict_all()  # once: rates change while others talk
         compute_s, waited_s = statistics.median(self._compute_s), statistics.median(self._waited_s)
         own = self._level > 0

@@ -20,7 +20,7 @@ from torch import Tensor
 from shoestring.codec.base import Vector
 from shoestring.model.parts import Part
 from shoestring.wire.messages import WHOLE_ROUND
-from shoestring.worker.courier import Courier
+from shoestring.worker.coder import PartCoder
 from shoestring.worker.device import Ready, common_device
 from shoestring.worker.replica import Replica
 from shoestring.worker.rounds.pilot import Pilot
@@ -73,7 +73,7 @@ class PartDifference:
     def device(self) -> torch.device | None:
         return common_device([*self.replica.of(self.part), self.anchor])
 
-    def read(self, memory: Vector | None, kept: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
+    def read(self, memory: Vector | None, feedback: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
         if self.device is not None:  # only the difference crosses
             moved, _ = self.gather(None)
             values: Vector = np.empty(self.part.size, np.float32) if memory is None else memory
@@ -81,13 +81,13 @@ class PartDifference:
         else:
             values = self.replica.read(self.part, memory)
             values -= self.anchor.cpu().numpy()
-        if kept is not None:
-            values += kept
+        if feedback is not None:
+            values += feedback
         return values, self._used()
 
-    def gather(self, kept: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
+    def gather(self, feedback: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
         values = self.replica.gather(self.part).sub_(self.anchor)
-        return (values if kept is None else values.add_(kept)), self._used()
+        return (values if feedback is None else values.add_(feedback)), self._used()
 
     def _used(self) -> NDArray[np.bool_]:
         return np.ones(len(self.part.pieces), bool)
@@ -99,7 +99,7 @@ class DifferenceRounds:
     def __init__(
         self,
         replica: Replica,
-        courier: Courier,
+        coder: PartCoder,
         policy: LocalSteps,
         pilot: Pilot,
         *,
@@ -108,7 +108,7 @@ class DifferenceRounds:
         sharing: Sharing,
     ) -> None:
         self.replica = replica
-        self.courier = courier
+        self.coder = coder
         self.policy = policy
         self.pilot = pilot
         self.inner = inner
@@ -125,10 +125,10 @@ class DifferenceRounds:
 
     def go_on(self) -> None:
         """Before the first forward pass after a round: add what this worker has not sent yet."""
-        # Where shares change, what is kept counts by the share it was made with, not the next one.
+        # Where shares change, feedback counts by the share it was made with, not the next one.
         if not self._has_gone_on and not self._sharing.is_auto:
             for part in self.replica.parts:
-                self.courier.lend(part, self.replica)
+                self.coder.lend(part, self.replica)
         self._has_gone_on = True
 
     def step(self) -> bool:
@@ -140,7 +140,7 @@ class DifferenceRounds:
             self.pilot.backward_done()
             self._exchange()
             return True
-        self.courier.statistics.next_step()
+        self.coder.statistics.next_step()
         return False
 
     def _exchange(self) -> None:
@@ -150,9 +150,9 @@ class DifferenceRounds:
             anchor, ready = self.anchors.values[part.index], Ready()
             ready.note([*self.replica.of(part), anchor])
             ready.close()
-            self.courier.push(part, terms, PartDifference(self.replica, part, anchor, ready))
-        self.courier.exchange.wait_sent()
-        self.pilot.hear(self.courier.collect(terms.seq, self.anchors))
+            self.coder.push(part, terms, PartDifference(self.replica, part, anchor, ready))
+        self.coder.exchange.wait_sent()
+        self.pilot.hear(self.coder.collect(terms.seq, self.anchors))
         self.rounds = terms.seq
         for part, anchor in zip(self.replica.parts, self.anchors.values, strict=True):
             self.replica.write(part, anchor)

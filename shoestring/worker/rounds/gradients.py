@@ -19,7 +19,7 @@ from shoestring.codec.base import Vector
 from shoestring.errors import UsageError
 from shoestring.model.parts import Part
 from shoestring.wire.messages import WHOLE_ROUND
-from shoestring.worker.courier import Courier, Terms
+from shoestring.worker.coder import PartCoder, Terms
 from shoestring.worker.device import Ready
 from shoestring.worker.replica import Replica
 from shoestring.worker.rounds.pilot import Pilot
@@ -35,17 +35,17 @@ class PartGradient:
 
     replica: Replica
     part: Part
-    ready: Ready
+    ready: Ready | None
 
     @property
     def device(self) -> torch.device | None:
         return self.replica.device_of(self.part)
 
-    def read(self, memory: Vector | None, kept: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
-        return self.replica.read_gradient(self.part, memory, kept)
+    def read(self, memory: Vector | None, feedback: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
+        return self.replica.read_gradient(self.part, memory, feedback)
 
-    def gather(self, kept: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
-        return self.replica.gather_gradient(self.part, kept)
+    def gather(self, feedback: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
+        return self.replica.gather_gradient(self.part, feedback)
 
 
 class GradientRounds:
@@ -54,7 +54,7 @@ class GradientRounds:
     def __init__(
         self,
         replica: Replica,
-        courier: Courier,
+        coder: PartCoder,
         policy: EveryStep | Bounded | Async,
         pilot: Pilot,
         *,
@@ -64,7 +64,7 @@ class GradientRounds:
         sharing: Sharing,
     ) -> None:
         self.replica = replica
-        self.courier = courier
+        self.coder = coder
         self.policy = policy
         self.pilot = pilot
         self.steps = sharing.step = first_round - 1
@@ -75,7 +75,7 @@ class GradientRounds:
         self._answered = first_round - 1  # the last round whose answers were applied
         self._terms: Terms | None = None
         self._left = [len(part.pieces) for part in replica.parts]  # gradients a part still waits for
-        self._ready = [Ready() for _ in replica.parts]
+        self._ready = self._fresh()
         self._pushed: set[int] = set()
         self._versions: dict[int, int] = {}  # of each gradient when it was pushed
         for index, parameter in enumerate(replica.parameters):
@@ -108,14 +108,13 @@ class GradientRounds:
         for part in reversed(self.replica.parts):
             if part.index not in self._pushed:
                 self._push(part, terms)
-        self.courier.exchange.wait_sent()
+        self.coder.exchange.wait_sent()
         self._close()
         self.steps = self._sharing.step = terms.seq
         delay = 0 if terms.save else self._delay(terms.seq)
         for seq in range(self._answered + 1, terms.seq - delay + 1):
             is_whole = self._bound(seq) == WHOLE_ROUND
-            heard = self.courier.collect(seq, self.replica, is_whole=is_whole)
-            self.pilot.hear(heard)
+            self.pilot.hear(self.coder.collect(seq, self.replica, is_whole=is_whole))
             self._answered = seq
         self.pilot.round_done(terms.seq)
         return True
@@ -134,7 +133,9 @@ class GradientRounds:
                     hint="put all but the last backward pass of a step into `with model.no_sync():`",
                 )
             for part in parts:
-                self._ready[part].note([parameter])
+                ready = self._ready[part]
+                if ready is not None:
+                    ready.note([parameter])
                 self._left[part] -= 1
                 if self._left[part] == 0:
                     self._push(self.replica.parts[part], terms)
@@ -155,16 +156,21 @@ class GradientRounds:
             gradient = self.replica.parameters[piece.tensor].grad
             self._versions[piece.tensor] = -1 if gradient is None else gradient._version
         ready = self._ready[part.index]
-        ready.note(self.replica.of(part))
-        ready.close()
-        self.courier.push(part, terms, PartGradient(self.replica, part, ready))
+        if ready is not None:
+            ready.note(self.replica.of(part))
+            ready.close()
+        self.coder.push(part, terms, PartGradient(self.replica, part, ready))
 
     def _close(self) -> None:
         self._terms = None
         self._pushed.clear()
         self._versions.clear()
         self._left = [len(part.pieces) for part in self.replica.parts]
-        self._ready = [Ready() for _ in self.replica.parts]
+        self._ready = self._fresh()
+
+    def _fresh(self) -> list[Ready | None]:
+        """For each part, when its gradients on GPUs are there; none where all of it is on the host."""
+        return [None if self.replica.is_on_host(part) else Ready() for part in self.replica.parts]
 
     def _bound(self, seq: int) -> int:
         if seq <= self.policy.warmup or isinstance(self.policy, EveryStep):

@@ -2,18 +2,19 @@
 
 With a named codec that is the same for every round after the warm-up. With `auto` it
 follows what is measured: see `auto.py`. What must be common to all workers, the delay, is
-decided by the first one: its plan names the round from which it holds, and reaches the
-others with the answers in between. So replicas stay equal while plans change.
+decided by the first one: its decision names the round from which it holds, and reaches the
+others with the answers in between. So replicas stay equal while decisions change.
 """
 
 import time
 
 from shoestring.codec.registry import LOSSLESS, make
-from shoestring.worker.courier import Heard, Setting, Terms
+from shoestring.wire.messages import Decisions, Delay, Shares
+from shoestring.worker.coder import Setting, Terms
 from shoestring.worker.rounds.auto import Auto
 from shoestring.worker.rounds.sharing import Sharing
 
-_NOTICE = 3  # rounds between a plan and its effect: with a delay of 1 the others hear of it two later
+_NOTICE = 3  # rounds between a decision and its effect: with a delay of 1 the others hear of it two later
 
 
 class Pilot:
@@ -37,8 +38,9 @@ class Pilot:
         self._save_every = save_every
         self._delays = {0: delay}  # from a round on
         self._sharing = sharing
-        self._plan = self._shares = ""
-        self._pace = 0.0
+        self._delay: Delay | None = None  # the first worker's last decisions, told again with every round
+        self._shares: Shares | None = None
+        self._pace_s = 0.0  # how long this worker's own work took in the last step; 0: nobody asks
         self._began_at = self._exposed_from = time.monotonic()
 
     def terms(self, seq: int, hyper: list[list[float]], weight: float, bound: int) -> Terms:
@@ -48,8 +50,7 @@ class Pilot:
             setting = self._auto.setting() if self._auto is not None else self._fixed
         self.codec = setting.push
         save = self._save_every > 0 and seq % self._save_every == 0
-        plan = f"{self._plan};{self._shares}" if self._plan or self._shares else ""
-        return Terms(seq, setting, hyper, weight, bound, save, plan, self._pace)
+        return Terms(seq, setting, hyper, weight, bound, save, self._decisions())
 
     def delay(self, seq: int) -> int:
         """How many rounds later the answers to round `seq` are applied."""
@@ -58,15 +59,16 @@ class Pilot:
             del self._delays[start]
         return self._delays[latest]
 
-    def hear(self, heard: Heard) -> None:
-        """Take in the first worker's plan, and how long workers take."""
-        delays, _, shares = heard.plan.partition(";")
-        if delays:
-            seq, delay = delays.split()
-            self._delays[int(seq)] = int(delay)
+    def hear(self, decisions: Decisions | None) -> None:
+        """Take in the first worker's decisions, and how long workers take."""
+        if decisions is None:
+            return
+        if decisions.delay is not None:
+            self._delays[decisions.delay.round] = decisions.delay.rounds
         if self._sharing is not None:
-            self._sharing.obey(shares)
-            self._sharing.hear(heard.paces)
+            if decisions.shares is not None:
+                self._sharing.obey(decisions.shares)
+            self._sharing.hear(decisions.paces)
 
     def backward_done(self) -> None:
         """From now on the worker waits for the exchange."""
@@ -78,22 +80,29 @@ class Pilot:
         compute_s, exposed_s = self._exposed_from - self._began_at, now - self._exposed_from
         self._began_at = now
         if self._sharing is not None and self._sharing.is_auto:
-            self._pace = compute_s
-            if self._is_first and (decision := self._sharing.decide()):
-                self._shares = decision
-                self._sharing.obey(decision)
+            self._pace_s = compute_s
+            shares = self._sharing.decide() if self._is_first else None
+            if shares is not None:
+                self._shares = shares
+                self._sharing.obey(shares)
         if self._auto is not None and seq > self._warmup:
             self._auto.measure(compute_s=compute_s, exposed_s=exposed_s, seq=seq, now=now)
             if self._is_first:
-                self._plan_delay(seq, self._auto)
+                self._decide_delay(seq, self._auto)
 
-    def _plan_delay(self, seq: int, auto: Auto) -> None:
+    def _decisions(self) -> Decisions | None:
+        """What goes with a round's first part."""
+        if self._delay is None and self._shares is None and not self._pace_s:
+            return None
+        return Decisions(self._delay, self._shares, (self._pace_s,) if self._pace_s else ())
+
+    def _decide_delay(self, seq: int, auto: Auto) -> None:
         latest = max(self._delays)
         if latest > seq:  # a change is under way
             return
-        delay = auto.plan_delay(self._delays[latest])
+        delay = auto.decide_delay(self._delays[latest])
         if delay != self._delays[latest]:
-            self._plan = f"{seq + _NOTICE} {delay}"
+            self._delay = Delay(seq + _NOTICE, delay)
             self._delays[seq + _NOTICE] = delay
 
 

@@ -112,6 +112,12 @@ def make_policy(given: "str | Policy") -> Policy:
         raise UsageError(f"policy `{given}` is not whole", hint=_HINT) from None
 
 
+def text_of(policy: Policy) -> str:
+    """A policy with all its options as text: equal for equal policies, and `make_policy` reads it."""
+    options = ",".join(f"{field.name}={getattr(policy, field.name)}".lower() for field in fields(policy))
+    return f"{policy.text}:{options}"
+
+
 def _read(given: object, value: str) -> Any:
     if value in ("average", "nesterov"):
         return value

@@ -13,12 +13,12 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from shoestring.errors import UsageError
+from shoestring.errors import UsageError, WireError
 from shoestring.fleet.allocate.split import Curve, Split, rebalance, split
+from shoestring.wire.messages import Shares
 
 NOTICE = 64  # steps between a decision and its effect: batches are fetched ahead
 WINDOW = 16  # steps that are looked at together
-_LONGEST = 900  # characters of a decision
 
 
 class Sharing:
@@ -80,12 +80,12 @@ class Sharing:
         if len(paces) == self._workers and all(pace > 0 for pace in paces):
             self._took.append(paces)
 
-    def decide(self) -> str:
-        """The first worker's decision, in words that `obey` understands; empty where nothing changes."""
+    def decide(self) -> Shares | None:
+        """The shares that the first worker wants from a later step on; none where nothing changes."""
         latest = max(self._schedule, default=0)
         is_settled = len(self._took) == WINDOW and self.step >= latest + WINDOW
         if not (self.is_auto and self.is_on and is_settled):
-            return ""
+            return None
         shares = self._schedule[latest]
         measured = [statistics.median(took) for took in zip(*self._took, strict=True)]
         # In proportion to the samples: what a step costs besides comes out at the next look.
@@ -95,17 +95,19 @@ class Sharing:
         )
         better = rebalance(Split(shares, curves), measured)
         self._took.clear()
-        if better is None:
-            return ""
-        decision = f"{self.step + NOTICE}:{','.join(map(str, better.batches))}"
-        return decision if len(decision) <= _LONGEST else ""
+        return None if better is None else Shares(self.step + NOTICE, better.batches)
 
-    def obey(self, decision: str) -> None:
+    def obey(self, shares: Shares) -> None:
         """Take over what the first worker has decided."""
-        if not decision or not self.is_on:
+        if not self.is_on:
             return
-        step, _, shares = decision.partition(":")
-        self._schedule[int(step)] = tuple(int(share) for share in shares.split(","))
+        if len(shares.samples) != self._workers or sum(shares.samples) != self._global_batch:
+            raise WireError(
+                f"shares {shares.samples} of a global batch of {self._global_batch} "
+                f"among {self._workers} workers",
+                hint="give `batches` the same `global_batch` on every worker",
+            )
+        self._schedule[shares.step] = shares.samples
 
     def state(self) -> list[list[int]]:
         """The shares from now on, for a checkpoint."""

@@ -36,8 +36,8 @@ def test_only_the_newest_attempts_are_kept():
     assert len(records) == CHECKPOINT_LIMIT
     assert [seq for seq, _ in records.complete([])] == [96, 97, 98, 99]
     records.add_own(1, b"{}")
-    records.give_up(1)
-    records.give_up(2)
+    records.give_up(1, "full")
+    records.give_up(2, "full")
     assert len(records) == 0
 
 

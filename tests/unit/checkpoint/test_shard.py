@@ -13,7 +13,7 @@ from shoestring.model.parts import assign
 from shoestring.server.holding import Holding
 from shoestring.server.shard import Shard
 from shoestring.wire import messages as say
-from tests.unit.server.talk import EMPTY, PARTS, SGD, Talk, push_of, table
+from tests.unit.server.talk import EMPTY, PARTS, SGD, Talk, hello_of, push_of, table
 
 
 class Written:
@@ -49,7 +49,7 @@ def cluster(shards: int, restore=None) -> list[Shard]:
     for index in range(shards):
         shard = Shard(index, shards, "run", restore=restore or (lambda holding: None))
         for worker in (0, 1):
-            hello = say.Hello(say.PROTOCOL, "run", worker, 2, 1 if restore is None else 2, index, shards)
+            hello = hello_of(worker, 2, 1 if restore is None else 2, shard=index, shards=shards)
             shard.handle(b"%d" % worker, hello, packed, 0.0)
         made.append(shard)
     return made

@@ -36,7 +36,9 @@ def test_it_answers_and_says_for_whom_it_is():
             zmq.Context() as context,
             connect(context, address, keys=None, identity=b"0.1", max_message_bytes=1 << 20) as dealer,
         ):
-            hello = say.Hello(say.PROTOCOL, "other", 0, 1, 1, 1, 2)
+            hello = say.Hello(
+                protocol=say.PROTOCOL, run="other", worker=0, workers=1, life="1", shard=1, shards=2
+            )
             dealer.send_multipart(frames.encode(hello))
             assert dealer.poll(30_000)
             refusal, _ = frames.decode(dealer.recv_multipart())

@@ -19,7 +19,7 @@ from shoestring.model.table import Table, Tensor, check_table
 from shoestring.wire import messages as say
 from tests.model.simulation import Faults, Simulation
 from tests.model.test_simulation import RULE, SHAPES
-from tests.model.worker import Plan
+from tests.model.training import Plan
 from tests.unit.server.talk import Talk, refusal, table
 
 LAYERS = (Layer("a", 5, 0, 0.8), Layer("b", 7, 0, 0.0), Layer("c", 1, 0, 0.95))
@@ -334,7 +334,7 @@ class SharingSimulation(Simulation):
         def send_with_statistics(shard, message, payload):
             if isinstance(message, say.Push):
                 layers = self.layers(message.part)
-                own = seen(message.part, number, worker.incarnation, message.seq, layers=layers)
+                own = seen(message.part, number, message.incarnation, message.seq, layers=layers)
                 message.statistics = pack(own, layers)
             send(shard, message, payload)
 

@@ -35,6 +35,8 @@ def push_of(part: int, worker: int, seq: int, *, codec: str = "float32", life: i
     payload = values.view(np.uint8) if codec == "float32" else make(codec).encode(values, PARTS[part].layout)
     fields = {
         "part": part,
+        "worker": worker,
+        "sender": worker,
         "incarnation": life,
         "seq": seq,
         "have": seq - 1,
@@ -46,6 +48,21 @@ def push_of(part: int, worker: int, seq: int, *, codec: str = "float32", life: i
         "used": b"",
     }
     return say.Push(**(fields | changed)), EMPTY if changed.get("skip") else payload.data
+
+
+def hello_of(worker: int, workers: int, life: int = 1, **changed) -> say.Hello:
+    """The hello of one process; a launcher has counted it."""
+    fields = {
+        "protocol": say.PROTOCOL,
+        "run": "run",
+        "worker": worker,
+        "workers": workers,
+        "life": str(life),
+        "incarnation": life,
+        "shard": 0,
+        "shards": 1,
+    }
+    return say.Hello(**(fields | changed))
 
 
 class Talk:
@@ -69,16 +86,12 @@ class Talk:
         return said
 
     def hello(self, worker: int, life: int = 1, /, **changed) -> list:
-        fields = {
-            "protocol": say.PROTOCOL,
-            "run": "run",
-            "worker": worker,
-            "workers": self.workers,
-            "incarnation": life,
-            "shard": 0,
-            "shards": 1,
-        }
-        return self.tell(worker, say.Hello(**(fields | changed)), self.packed, life)
+        return self.tell(
+            worker,
+            hello_of(**({"worker": worker, "workers": self.workers, "life": life} | changed)),
+            self.packed,
+            life,
+        )
 
     def enter(self, worker: int, first: int = 1, life: int = 1) -> list:
         self.hello(worker, life)

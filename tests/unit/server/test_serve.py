@@ -69,11 +69,19 @@ class Served:
 
     def join(self, worker: int) -> zmq.SyncSocket:
         socket = self.dial(b"%d.1" % worker)
-        hello = say.Hello(say.PROTOCOL, "run", worker, self.workers, 1, 0, 1)
+        hello = say.Hello(
+            protocol=say.PROTOCOL,
+            run="run",
+            worker=worker,
+            workers=self.workers,
+            life="1",
+            shard=0,
+            shards=1,
+        )
         tell(socket, hello, msgspec.msgpack.encode(table()))
         assert isinstance(hear(socket)[0], say.Welcome)
         tell(socket, say.Enter(1))
-        assert hear(socket)[0] == say.Entered(1, True)
+        assert hear(socket)[0] == say.Entered(1, 1, True)
         return socket
 
     def fill(self, socket: zmq.SyncSocket) -> None:
@@ -174,7 +182,7 @@ def test_work_that_fails_is_told_to_its_worker():
         message, payload = push_of(0, 1, 1, codec="dct")
         tell(sockets[1], message, bytes(payload)[:-5])
         assert isinstance(hear(sockets[1])[0], say.Refusal)
-        assert hear(sockets[0])[0] == say.Full(0, 1, 1)
+        assert hear(sockets[0])[0] == say.Full(part=0, version=1, seq=1)
 
 
 def test_it_ends_when_all_workers_have_left():

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from shoestring.errors import NonFiniteError, SnapshotError, StreamError
+from shoestring.errors import NonFiniteError, SnapshotError, StaleWorkerError, StreamError
 from shoestring.model.rules import Rule
 from shoestring.model.table import Table
 from shoestring.server.shard import ROUND_LIMIT, TEXT_LIMIT
@@ -15,20 +15,31 @@ from shoestring.wire import messages as say
 from tests.unit.server.talk import PARTS, Talk, kinds, push_of, refusal, table
 
 
+def welcome(incarnation: int, seq: int) -> say.Welcome:
+    return say.Welcome(protocol=say.PROTOCOL, incarnation=incarnation, round=seq, lease_s=20.0)
+
+
 def test_the_life_of_two_workers():
     talk = Talk()
-    assert talk.hello(0) == [("0.1", say.Welcome(say.PROTOCOL, 0, True, 20.0))]
-    assert talk.tell(0, say.Enter(1)) == [("0.1", say.Entered(1, True))]
+    assert talk.hello(0) == [("0.1", welcome(1, 0))]
+    assert talk.tell(0, say.Enter(1)) == [("0.1", say.Entered(1, 1, True))]
     talk.enter(1)
     assert talk.tell(1, say.Pull(0, 0)) == []
+    assert talk.tell(0, say.Pull(0, 0)) == [("0.1", say.Missing(0, 0))]
     values = np.arange(PARTS[0].size, dtype=np.float32)
-    assert talk.tell(0, say.Init(0), values.view(np.uint8).data) == [("1.1", say.Full(0, 0, 0))]
-    assert talk.payloads == [values.tobytes()]
+    said = talk.tell(0, say.Init(0), values.view(np.uint8).data)
+    assert sorted(said) == [(who, say.Full(part=0, version=0, seq=0)) for who in ("0.1", "1.1")]
+    assert talk.payloads == [values.tobytes()] * 2
     talk.tell(0, say.Init(1), np.zeros(PARTS[1].size, np.float32).view(np.uint8).data)
-    said = talk.round(1, plan="p")
-    assert [message for _, message in said] == [say.Full(part, 1, 1, "p") for part in (0, 0, 1, 1)]
+    decisions = say.Decisions(delay=say.Delay(4, 1))
+    said = talk.round(1, decisions=decisions)
+    full = say.Full(part=0, version=1, seq=1, decisions=decisions)
+    assert [message for _, message in said] == [
+        msgspec.structs.replace(full, part=part) for part in (0, 0, 1, 1)
+    ]
     assert [who for who, _ in said] == ["0.1", "1.1"] * 2
-    assert talk.tell(0, say.Leave()) == []
+    for _ in range(2):  # the first answer may be lost
+        assert talk.tell(0, say.Leave()) == [("0.1", say.Left())]
     assert talk.shard.departed == [0]
     assert refusal(talk.tell(0, say.Beat(1.0))).stale
     talk.push(0, 1, 2)
@@ -106,7 +117,9 @@ def test_bounded_answers_are_chains_that_say_where_they_end():
     said = [(m.version, m.seq, m.last) for who, m in talk.work() if who == "0.1"]
     assert said == [(1, 1, False), (2, 1, False), (3, 1, True)]
     assert [m.last for _, m in talk.tell(0, say.Ask(0, 1, 0))] == [False, False, True]
-    assert talk.tell(0, say.Ask(0, 1, 7)) == [("0.1", say.Delta(0, 0, 1, "", True))]
+    assert talk.tell(0, say.Ask(0, 1, 7)) == [
+        ("0.1", say.Delta(part=0, version=0, seq=1, codec="", last=True))
+    ]
 
 
 def test_a_repeated_push_does_not_get_round_the_bound():
@@ -126,8 +139,8 @@ def test_a_bounded_worker_comes_back_where_the_slowest_is():
             for worker in (0, 1):
                 talk.push(part, worker, seq, bound=2)
         talk.work()
-    assert talk.hello(1, 2) == [("1.2", say.Welcome(say.PROTOCOL, 5, False, 20.0))]
-    assert talk.tell(1, say.Enter(6), life=2) == [("1.2", say.Entered(6, True))]
+    assert talk.hello(1, 2) == [("1.2", welcome(2, 5))]
+    assert talk.tell(1, say.Enter(6), life=2) == [("1.2", say.Entered(6, 6, True))]
     assert kinds(talk.tell(1, say.Pull(0, 5), life=2)) == ["1.2 Full"]
     talk.push(0, 0, 6, bound=2)
     assert kinds(talk.work()) == ["0.1 Full"]
@@ -176,7 +189,7 @@ def test_a_clipped_round_goes_on_when_one_dies_and_is_given_up_when_all_do():
     talk.work()
     before = talk.params()
     talk.hello(1, 2)  # its process died with the norm
-    assert talk.tell(1, say.Enter(3), life=2) == [("1.2", say.Entered(3, True))]
+    assert talk.tell(1, say.Enter(3), life=2) == [("1.2", say.Entered(3, 3, True))]
     assert talk.tell(1, say.Pull(0, 2), life=2) == []
     assert kinds(talk.work()) == ["1.2 Full"]
     assert talk.params() == before
@@ -220,12 +233,14 @@ def test_entering():
         talk.round(seq)
     assert talk.hello(0, 2)[0][1].round == 3
     refused = [talk.tell(0, say.Enter(3), life=2)[0][1] for _ in range(4)]
-    assert refused == [say.Entered(first, False) for first in (5, 6, 8, 12)]  # ever more room
+    assert refused == [say.Entered(3, first, False) for first in (5, 6, 8, 12)]  # ever more room
     for _ in range(2):  # said twice, it is agreed twice
-        assert talk.tell(0, say.Enter(12), life=2)[0][1] == say.Entered(12, True)
+        assert talk.tell(0, say.Enter(12), life=2)[0][1] == say.Entered(12, 12, True)
     assert talk.tell(0, say.Pull(0, 11), life=2) == []
     assert kinds(talk.work()) == ["0.2 Full"]
-    for first in (ROUND_LIMIT + 1, 2**64 - 1, -1, 0):
+    for first in (3, -1, 0):  # earlier questions, which came late
+        assert talk.tell(0, say.Enter(first), life=2) == []
+    for first in (ROUND_LIMIT + 1, 2**64 - 1):
         answer = talk.tell(0, say.Enter(first), life=2)[0][1]
         assert not answer.agreed
         assert answer.round < 2**62
@@ -236,7 +251,7 @@ def test_a_round_that_has_begun_cannot_be_entered():
     talk.push(0, 0, 1)
     work = talk.shard.next_work()
     talk.hello(0, 2)
-    assert talk.tell(0, say.Enter(1), life=2)[0][1] == say.Entered(3, False)
+    assert talk.tell(0, say.Enter(1), life=2)[0][1] == say.Entered(1, 3, False)
     work.run()
     talk.shard.finish(work)
 
@@ -250,7 +265,7 @@ def test_a_round_that_has_begun_cannot_be_entered():
         ({"shards": 3}, "shard 0 of 3"),
         ({"workers": 3}, "worker 0 of 3"),
         ({"worker": 2}, "worker 2 of 2"),
-        ({"incarnation": 0}, "later process"),
+        ({"life": "older", "incarnation": 0}, "later process"),
         ({"run": "x" * 500_000}, "xxx"),
     ],
 )
@@ -299,8 +314,8 @@ def test_a_first_table_that_is_none_leaves_the_shard_open_to_others(packed):
 
 def test_a_model_without_tensors_and_a_shard_without_parts():
     talk = Talk(1, model=Table((), Rule("sgd"), 0, 0.0))
-    assert talk.hello(0) == [("0.1", say.Welcome(say.PROTOCOL, 0, False, 20.0))]
-    assert talk.tell(0, say.Enter(10**12)) == [("0.1", say.Entered(10**12, True))]
+    assert talk.hello(0) == [("0.1", welcome(1, 0))]
+    assert talk.tell(0, say.Enter(10**12)) == [("0.1", say.Entered(10**12, 10**12, True))]
     assert talk.work() == []
     assert "part 0 is not on shard 0" in refusal(talk.tell(0, say.Pull(0, 0))).message
     assert talk.tell(0, say.Scale(5, 0.5)) == []
@@ -344,3 +359,34 @@ def test_bytes_of_one_worker_cost_that_worker_alone():
     talk.shard.fail(work, caught.value)
     assert kinds(talk.heard()) == ["1.1 Refusal"]
     assert kinds(talk.work()) == ["0.1 Full"]
+
+
+def test_workers_with_different_policies_are_told_so():
+    talk = Talk(model=msgspec.structs.replace(table(), policy="every:delay=0,warmup=0")).begin()
+    other = msgspec.structs.replace(table(), policy="bounded:staleness=4,warmup=0")
+    talk.packed = memoryview(msgspec.msgpack.encode(other))
+    words = "its policy is `bounded:staleness=4,warmup=0`, others have `every:delay=0,warmup=0`"
+    assert words in refusal(talk.hello(1, 2)).message
+
+
+def test_a_refusal_of_any_stale_worker_says_so():
+    class LaterError(StaleWorkerError):
+        pass
+
+    talk = Talk().begin()
+    talk.shard.refuse(b"0.1", LaterError("why", hint="how"))
+    assert talk.heard() == [("0.1", say.Refusal("why", "how", stale=True))]
+
+
+def test_a_push_in_another_workers_name_is_refused():
+    talk = Talk().begin()
+    for changed in ({"worker": 1}, {"sender": 1}, {"worker": 1, "sender": 1}):
+        message, payload = push_of(0, 0, 1)
+        message = msgspec.structs.replace(message, **changed)
+        assert "counts for" in refusal(talk.tell(0, message, payload)).message
+
+
+def test_decisions_that_do_not_fit_the_run_are_refused():
+    talk = Talk().begin()
+    for decisions in (say.Decisions(paces=(1.0, 2.0)), say.Decisions(shares=say.Shares(3, (1, 2, 3)))):
+        assert "decisions that do not fit" in refusal(talk.push(0, 0, 1, decisions=decisions)).message

@@ -1,6 +1,7 @@
 """Shards and workers in threads of one process, over real sockets on loopback."""
 
 import contextlib
+import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -53,10 +54,10 @@ class Cluster:
         self._open.close()
 
     @contextlib.contextmanager
-    def session(self, worker: int, incarnation: int = 1, **settings: Any) -> Iterator[Session]:
+    def session(self, worker: int, **settings: Any) -> Iterator[Session]:
         """One worker's session."""
         run = replace(self.run, worker=worker, shards=self.addresses, **settings)
-        here = Session(run, incarnation, EventLog(None, "test"))
+        here = Session(run, secrets.token_hex(8), EventLog(None, "test"))
         try:
             yield here
         finally:

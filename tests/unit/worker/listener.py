@@ -19,8 +19,8 @@ class Listener:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.pushes: dict[tuple[int, int, bytes], say.Push] = {}  # by part, round and worker
-        self.answers: dict[tuple[int, int, bytes], say.Message] = {}
+        self.pushes: dict[tuple[int, int, int], say.Push] = {}  # by part, round and worker
+        self.answers: dict[tuple[int, int, int], say.Message] = {}
         self.others: Counter[str] = Counter()
         for shard in cluster.shards:
             self._listen(shard)
@@ -30,15 +30,16 @@ class Listener:
 
         def hear(sender, message, payload, now):
             if isinstance(message, say.Push):
-                self.pushes[message.part, message.seq, sender] = message
+                self.pushes[message.part, message.seq, message.worker] = message
             elif not isinstance(message, say.Beat | say.Ask | say.Leave):  # which come with time, or too late
                 self.others[type(message).__name__] += 1
             handle(sender, message, payload, now)
 
         def tell(identity, message, *payload):
             if isinstance(message, say.Full | say.Delta):
-                self.answers[message.part, message.seq, identity] = message
-            elif not isinstance(message, say.Beat | say.Missing):
+                worker = int(identity.partition(b".")[0])
+                self.answers[message.part, message.seq, worker] = message
+            elif not isinstance(message, say.Beat | say.Missing | say.Left):
                 self.others[type(message).__name__] += 1
             send(identity, message, *payload)
 

@@ -64,13 +64,13 @@ def build() -> nn.Module:
 
 
 def be_worker(here: Session, codec: str, policy: Any, *, on_host: bool = False, bad: int = 0):
-    """Train; return the hash after each step, and the courier."""
+    """Train; return the hash after each step, and the coder."""
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     model, optimizer = join(here, model, optimizer, codec=codec, policy=policy)
     driver, hashes = optimizer.driver, []
     if on_host:
-        driver.courier._gpu.find = lambda codec, device: None
+        driver.coder._gpu.find = lambda codec, device: None
     for step in range(optimizer.steps + 1, STEPS + 1):
         source = torch.Generator().manual_seed(100 * step + here.run.worker)
         x, y = torch.randn(4, 1, 6, 6, generator=source), torch.randint(0, 6, (4,), generator=source)
@@ -80,11 +80,11 @@ def be_worker(here: Session, codec: str, policy: Any, *, on_host: bool = False, 
         optimizer.step()
         optimizer.zero_grad()
         hashes.append(optimizer.parameter_hash())
-    return hashes, driver.courier
+    return hashes, driver.coder
 
 
 def kept_of(results: list[Any]) -> list[bytes]:
-    return [values.tobytes() for _, courier in results for values in courier.kept().values()]
+    return [values.tobytes() for _, coder in results for values in coder.state().values()]
 
 
 POLICIES = {
@@ -107,8 +107,8 @@ def test_a_run_is_the_same_wherever_its_parts_are_coded(cpu_counts_as_a_gpu, pol
         with Cluster(2, 2) as cluster:
             runs.append(cluster.train(work))
     there, here, mixed = runs
-    assert all(feedback.device == CPU for _, courier in there for feedback in courier._feedback)
-    assert all(isinstance(feedback, Feedback) for _, courier in here for feedback in courier._feedback)
+    assert all(feedback.device == CPU for _, coder in there for feedback in coder._feedback)
+    assert all(isinstance(feedback, Feedback) for _, coder in here for feedback in coder._feedback)
     for other in (here, mixed):
         assert [hashes for hashes, _ in other] == [hashes for hashes, _ in there]
         assert kept_of(other) == kept_of(there)
@@ -137,7 +137,7 @@ def test_what_is_kept_follows_when_the_codec_changes(cpu_counts_as_a_gpu):
         )
         driver, hashes, forms = optimizer.driver, [], []
         if on_host:
-            driver.courier._gpu.find = lambda codec, device: None
+            driver.coder._gpu.find = lambda codec, device: None
         settings = [driver.pilot._fixed, driver.pilot._fixed, type(driver.pilot._fixed)()]
         for step in range(STEPS):
             driver.pilot._fixed = settings[step % 3]
@@ -148,7 +148,7 @@ def test_what_is_kept_follows_when_the_codec_changes(cpu_counts_as_a_gpu):
             optimizer.step()
             optimizer.zero_grad()
             hashes.append(optimizer.parameter_hash())
-            forms.append(type(driver.courier._feedback[0]).__name__)
+            forms.append(type(driver.coder._feedback[0]).__name__)
         return hashes, forms
 
     results = []
@@ -164,8 +164,8 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_keeps_what_was_kept(cpu_co
     with Cluster(2, 1) as cluster:
         results = cluster.train(lambda here: be_worker(here, "dct", EveryStep(), bad=3))
     assert results[0][0] == results[1][0]
-    for _, courier in results:
-        assert all(np.isfinite(values).all() for values in courier.kept().values())
+    for _, coder in results:
+        assert all(np.isfinite(values).all() for values in coder.state().values())
     assert "worker 1: step skipped at round 3" in capsys.readouterr().err
 
 

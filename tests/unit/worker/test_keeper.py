@@ -24,14 +24,16 @@ class Reports:
     def __init__(self) -> None:
         self.snapped: list[tuple[say.Snapped, bytes]] = []
 
-    def poll_snapped(self):
+    def poll_reports(self):
         taken, self.snapped = self.snapped, []
         return taken
+
+    def expect_reports(self, seq: int) -> None: ...
 
     def send_record(self, seq: int, record: bytes) -> None:
         self.own = msgspec.json.decode(record)
 
-    def wait_snapped(self, timeout_s: float) -> None: ...
+    def wait_report(self, timeout_s: float) -> None: ...
 
 
 def write_shard(root: Path, seq: int, index: int) -> object:
@@ -42,11 +44,11 @@ def write_shard(root: Path, seq: int, index: int) -> object:
 
 
 def make_keeper(root: Path, exchange: Reports) -> Keeper:
-    here = Session(Run(checkpoint=root, every=4), 1, EventLog(None, "test"))
+    here = Session(Run(checkpoint=root, every=4), "1", EventLog(None, "test"))
     model = nn.Linear(1, 1)
-    courier = SimpleNamespace(exchange=exchange, kept=dict)
+    coder = SimpleNamespace(exchange=exchange, state=dict)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return Keeper(here, model, optimizer, courier, Table((), Rule("sgd"), 1, 0.0), shards=2, is_local=False)
+    return Keeper(here, model, optimizer, coder, Table((), Rule("sgd"), 1, 0.0), shards=2, is_local=False)
 
 
 def test_what_is_left_of_a_run_completes_no_checkpoint_after_another_took_over(tmp_path, capsys):

@@ -24,7 +24,7 @@ def train(here: Session, policy: str) -> tuple[str, bool]:
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return optimizer.parameter_hash(), optimizer.driver.courier.exchange.room(0) is not None
+    return optimizer.parameter_hash(), optimizer.driver.coder.exchange.free_slot(0) is not None
 
 
 @pytest.mark.parametrize("policy", ["every", "every:delay=1", "local:2", "local:3,outer=nesterov"])

@@ -19,7 +19,7 @@ _seeding = threading.Lock()
 
 @pytest.fixture
 def alone():
-    here = Session(Run(), 1, EventLog(None, "test"))
+    here = Session(Run(), "1", EventLog(None, "test"))
     yield here
     here.close()
 
@@ -312,3 +312,14 @@ def test_bad_input_is_refused_before_anything_is_sent(alone: Session) -> None:
         join(alone, half, torch.optim.SGD(half.parameters(), 0.1), codec=None, policy=None)
     with pytest.raises(UsageError, match="does not hold parameter `0.weight`"):
         join(alone, model, torch.optim.SGD(model[2].parameters(), 0.1), codec=None, policy=None)
+
+
+@pytest.mark.parametrize("other", ["async", "bounded:4", "every:delay=1", "local:4"])
+def test_workers_with_different_policies_do_not_train_together(other):
+    def be_worker(here: Session) -> None:
+        model = nn.Linear(3, 2)
+        policy = "every" if here.run.worker == 0 else other
+        join(here, model, torch.optim.SGD(model.parameters(), 0.1), codec="float32", policy=policy)
+
+    with Cluster(2, 1, timeout_s=5.0) as cluster, pytest.raises(JoinError, match=r"policy is|rule is"):
+        cluster.train(be_worker)

@@ -63,7 +63,7 @@ def test_alone_in_a_run_it_trains_as_a_plain_layer_does() -> None:
         )
         if share:
             share_batchnorm(model)
-        here = Session(Run(), 1, EventLog(None, "test"))
+        here = Session(Run(), "1", EventLog(None, "test"))
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         model, optimizer = join(here, model, optimizer, codec="float32", policy="every")
         for step in range(8):
@@ -169,7 +169,7 @@ def test_a_horizon_that_cannot_be_kept_is_refused(horizon: float) -> None:
 def test_a_horizon_can_be_set_again_but_not_after_wrap() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     assert share_batchnorm(share_batchnorm(model), horizon=9)[1].horizon == 9
-    here = Session(Run(), 1, EventLog(None, "test"))
+    here = Session(Run(), "1", EventLog(None, "test"))
     join(here, model, torch.optim.SGD(model.parameters(), 0.1), codec="float32", policy="every")
     with pytest.raises(UsageError, match="wrapped already"):
         share_batchnorm(model)

@@ -16,10 +16,10 @@ class Links:
         self.now = list(rates)
         self.rtt_s = rtt_s
 
-    def probe(self) -> None:
+    def measure_links(self) -> None:
         pass
 
-    ask_rates = probe
+    measure_links_soon = measure_links
 
     def rates(self) -> list[float]:
         return self.now
@@ -76,7 +76,7 @@ def test_a_delay_comes_last_and_only_if_the_policy_leaves_it_open(is_free: bool,
     auto = Auto(Links(0.2 * MBIT), [1_000_000], 4, free_delay=is_free)
     auto.start(0.0)
     settle(auto, 0.05, 100)
-    assert auto.plan_delay(0) == want
+    assert auto.decide_delay(0) == want
 
 
 def test_where_delay_takes_the_time_it_leaves_out_no_more_than_it_must() -> None:

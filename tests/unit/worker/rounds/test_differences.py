@@ -30,7 +30,7 @@ def train(here: Session, codec: str) -> list[tuple[np.ndarray, np.ndarray, np.nd
     model = build()
     sgd = torch.optim.SGD(model.parameters(), 0.1)
     model, shared = join(here, model, sgd, codec=codec, policy=LocalSteps(H))
-    courier = shared.driver.courier
+    coder = shared.driver.coder
     source = torch.Generator().manual_seed(2 + here.run.worker)
     seen = []
     for step in range(1, H * ROUNDS + 1):
@@ -38,7 +38,7 @@ def train(here: Session, codec: str) -> list[tuple[np.ndarray, np.ndarray, np.nd
         shared.step()
         shared.zero_grad()
         if step % H == 0:
-            kept = courier.kept().get("kept.00000", np.zeros(600, np.float32))
+            kept = coder.state().get("kept.00000", np.zeros(600, np.float32))
             agreed = flat(model)
             with torch.no_grad():
                 model(torch.zeros(1, 24))  # an evaluation changes nothing

@@ -7,8 +7,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from shoestring.config import Run
-from shoestring.errors import UsageError
+from shoestring.errors import UsageError, WireError
 from shoestring.observe.events import EventLog
+from shoestring.wire.messages import Shares
 from shoestring.worker.data import Batches
 from shoestring.worker.rounds.sharing import NOTICE, WINDOW, Sharing
 from shoestring.worker.session import Session
@@ -61,7 +62,7 @@ def whole_batch() -> np.ndarray:
     """The same steps, each on its whole global batch, in float64."""
     data, model = make_data(), make_model().double()
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    here = Session(Run(), 1, EventLog(None, "test"))
+    here = Session(Run(), "1", EventLog(None, "test"))
     for indices in Batches(here, len(data), 0, shuffle=True, seed=4, global_batch=GLOBAL):
         x, y = (tensor.double() for tensor in data[indices])
         nn.functional.mse_loss(model(x), y).backward()
@@ -86,7 +87,7 @@ def test_any_shares_give_the_mean_over_the_global_batch(workers, shares, sizes):
 
 def test_what_was_kept_counts_as_it_would_have_counted():
     """Lossy, with shares that change on the way: still one set of parameters on all workers."""
-    decisions = ("5:18,6", "9:3,21")
+    decisions = (Shares(5, (18, 6)), Shares(9, (3, 21)))
     results = run(2, (1, 1), codec="int8", decisions=decisions)
     assert results[0][0] == [12] * 4 + [18] * 4 + [3] * 4
     assert len({digest for *_, digest in results}) == 1
@@ -107,7 +108,7 @@ def test_samples_move_from_the_slow_to_the_fast_with_notice():
         first.step = other.step = step
         first.hear([0.3, 0.1])
         decision = first.decide()
-    assert decision == f"{WINDOW + NOTICE}:8,24"
+    assert decision == Shares(WINDOW + NOTICE, (8, 24))
     for one in (first, other):
         one.obey(decision)
         assert one.fetch() == (16, 16)
@@ -120,7 +121,7 @@ def test_equal_and_noisy_speeds_change_nothing():
     for step in range(1, 10 * WINDOW):
         here.step = step
         here.hear([0.100 + 0.002 * (step % 2), 0.101])
-        assert here.decide() == ""
+        assert here.decide() is None
 
 
 def test_nothing_is_decided_while_a_change_is_on_its_way():
@@ -132,7 +133,7 @@ def test_nothing_is_decided_while_a_change_is_on_its_way():
     for step in range(WINDOW + 1, 2 * WINDOW + NOTICE):
         here.step = step
         here.hear([0.3, 0.1])
-        assert here.decide() == ""
+        assert here.decide() is None
 
 
 def test_incomplete_rounds_are_not_looked_at():
@@ -140,12 +141,12 @@ def test_incomplete_rounds_are_not_looked_at():
     for step in range(1, 3 * WINDOW):
         here.step = step
         here.hear([0.3, 0.1] if step % 2 else [0.3, 0.0, 0.1])
-        assert here.decide() == ""
+        assert here.decide() is None
 
 
 def test_shares_are_restored_from_a_checkpoint():
     here = sharing()
-    here.obey("7:10,22")
+    here.obey(Shares(7, (10, 22)))
     again = Sharing(0, 2, lambda: 0)
     again.load(here.state())
     again.begin(32, None)
@@ -169,3 +170,9 @@ def test_shares_are_restored_from_a_checkpoint():
 def test_shares_that_cannot_be_are_refused(total, shares, text):
     with pytest.raises(UsageError, match=text):
         Sharing(0, 2, lambda: 0).begin(total, shares)
+
+
+@pytest.mark.parametrize("samples", [(10, 21), (32,), (16, 8, 8)])
+def test_shares_that_do_not_fit_are_refused(samples):
+    with pytest.raises(WireError, match="global batch of 32 among 2 workers"):
+        sharing().obey(Shares(7, samples))

@@ -1,16 +1,16 @@
-"""Bring values to the shards and answers back, losing nothing on the way.
+"""Turn the values of a part into a push, and the answer to it into values, losing nothing on the way.
 
-What a lossy codec leaves out of a push is kept, part by part, and added to the next one.
-A lossless push carries what was kept as well; then nothing is kept and no memory is used
-for it. Where a part is coded on a GPU, what is kept lies there too.
+What a lossy codec leaves out of a push is the part's feedback; it is added to the next push. A
+lossless push carries the feedback as well; then none is left and no memory is used for it. Where a
+part is coded on a GPU, its feedback lies there too.
 """
 
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -25,10 +25,11 @@ from shoestring.compiled.scratch import room
 from shoestring.errors import NonFiniteError
 from shoestring.model.parts import Part, pack_used
 from shoestring.wire import messages as say
-from shoestring.wire.messages import WHOLE_ROUND
+from shoestring.wire.messages import WHOLE_ROUND, Decisions
 from shoestring.worker.batchnorm.statistics import SharedStatistics
 from shoestring.worker.device import GpuCodecs, Ready, gpu_feedback, on, to_stderr
-from shoestring.worker.exchange import Answer, Exchange
+from shoestring.worker.exchange import Exchange
+from shoestring.worker.protocol.worker import Answer
 
 if TYPE_CHECKING:
     from shoestring.codec.dct.gpu import GpuDct, GpuFeedback
@@ -37,19 +38,20 @@ Used = NDArray[np.bool_]  # which pieces of a part have values at all
 
 
 class Source(Protocol):
-    """The values of one part that are to be pushed. What was kept, where given, is added to them."""
+    """The values of one part that are to be pushed. The feedback, where given, is added to them."""
 
     @property
     def device(self) -> torch.device | None:
         """The device on which they may be coded: all of them lie there."""
 
     @property
-    def ready(self) -> Ready: ...
+    def ready(self) -> Ready | None:
+        """When values on GPUs are there; none: they are on the host."""
 
-    def read(self, memory: Vector | None, kept: Vector | None) -> tuple[Vector, Used]:
+    def read(self, memory: Vector | None, feedback: Vector | None) -> tuple[Vector, Used]:
         """Copy them to the host, into the memory given if any."""
 
-    def gather(self, kept: Tensor | None) -> tuple[Tensor, Used]:
+    def gather(self, feedback: Tensor | None) -> tuple[Tensor, Used]:
         """Copy them into one vector on `device`."""
 
 
@@ -73,6 +75,11 @@ class Setting:
     reply: str = LOSSLESS
     reply_cost: float = 32.0  # of several workers' wishes the cheapest is granted
 
+    @cached_property
+    def codec(self) -> Codec:
+        """The codec of pushes."""
+        return codec_of(self.push)
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -84,33 +91,22 @@ class Terms:
     weight: float = 1.0
     bound: int = WHOLE_ROUND
     save: bool = False
-    plan: str = ""
-    pace: float = 0.0
+    decisions: Decisions | None = None  # with the push of the first part
 
 
-@dataclass(frozen=True)
-class Heard:
-    """What the answers to a round say besides parameters."""
-
-    plan: str = ""  # of the first worker
-    paces: tuple[float, ...] = ()  # of all workers
-
-
-class Courier:
+class PartCoder:
     """Encodes, sends, receives and decodes the parts of one replica."""
 
     def __init__(
         self,
         exchange: Exchange,
         parts: Sequence[Part],
-        incarnation: int,
         statistics: SharedStatistics,
         notice: Callable[[str], None] = to_stderr,
     ) -> None:
         self.exchange = exchange
         self.parts = tuple(parts)
         self.statistics = statistics
-        self._incarnation = incarnation
         self._gpu = GpuCodecs([part.layout for part in parts], notice)
         self._feedback: list[Feedback | GpuFeedback | None] = [None] * len(parts)
         self._weights = [1.0] * len(parts)  # of the last push of each
@@ -122,33 +118,35 @@ class Courier:
 
     def push(self, part: Part, terms: Terms, source: Source) -> None:
         """Send one part; its values are read soon, in another thread."""
-        statistics = self.statistics.take(part.index, terms.seq, terms.weight)
-        # Here and not there: kernels may have to be compiled, and that thread must answer in time.
-        gpu = self._gpu.find(codec_of(terms.setting.push), source.device)
-        self.exchange.submit(
-            part.index, terms.seq, lambda: self._encode(part, terms, source, gpu, statistics)
-        )
+        statistics = b""
+        if self.statistics.is_on:
+            statistics = self.statistics.take(part.index, terms.seq, terms.weight)
+        gpu, device = None, source.device
+        if device is not None:
+            # Here and not there: kernels may have to be compiled, and that thread must answer in time.
+            gpu = self._gpu.find(terms.setting.codec, device)
+        self.exchange.submit(part.index, lambda: self._encode(part, terms, source, gpu, statistics))
 
-    def collect(self, seq: int, target: Target, *, is_whole: bool = True) -> Heard:
-        """Wait for a round, and bring the target up to date with it."""
-        plan = ""
-        paces: tuple[float, ...] = ()
+    def collect(self, seq: int, target: Target, *, is_whole: bool = True) -> Decisions | None:
+        """Wait for a round, and bring the target up to date with it; return what was decided."""
+        decisions: Decisions | None = None
 
         def take(answer: Answer) -> None:
-            nonlocal plan, paces
-            part, message = self.parts[answer.part], answer.message
-            plan, paces = message.plan or plan, tuple(message.paces) or paces
-            self.statistics.hear(part.index, message.version, seq, message.statistics, is_whole=is_whole)
+            nonlocal decisions
+            part, message = self.parts[answer.message.part], answer.message
+            decisions = message.decisions or decisions
+            if message.statistics:
+                self.statistics.hear(part.index, message.version, seq, message.statistics, is_whole=is_whole)
             if isinstance(message, say.Full):
                 target.write(part, np.frombuffer(answer.payload, np.float32))
             elif message.codec:
                 self._add(target, part, codec_of(message.codec), answer.payload)
 
         self.exchange.collect(seq, take)
-        return Heard(plan, paces)
+        return decisions
 
     def lend(self, part: Part, target: Target) -> None:
-        """Add to the target what was not sent of a part; what rounding leaves out of that stays kept."""
+        """Add the feedback of a part to the target; what rounding leaves out of the sum stays feedback."""
         feedback = self._feedback[part.index]
         if isinstance(feedback, Feedback):
             with target.on_host(part) as values:
@@ -157,16 +155,16 @@ class Courier:
             with on(feedback.device), target.on_device(part) as own:
                 feedback.lend(own)
 
-    def kept(self) -> dict[str, NDArray[Any]]:
-        """What has not been sent yet, and this worker's share of statistics, for a checkpoint."""
-        kept = {
+    def state(self) -> dict[str, NDArray[Any]]:
+        """The feedback of all parts, and this worker's share of statistics, for a checkpoint."""
+        feedback = {
             f"kept.{index:05d}": np.array(feedback.kept)
             for index, feedback in enumerate(self._feedback)
             if feedback is not None
         }
-        return kept | {"weights": np.array(self._weights)} | self.statistics.state()
+        return feedback | {"weights": np.array(self._weights)} | self.statistics.state()
 
-    def load_kept(self, state: dict[str, NDArray[Any]]) -> None:
+    def load(self, state: dict[str, NDArray[Any]]) -> None:
         self.statistics.load(state)
         weights = state.get("weights")
         if weights is not None and weights.shape == (len(self.parts),):
@@ -188,10 +186,10 @@ class Courier:
 
     def _encode(
         self, part: Part, terms: Terms, source: Source, gpu: "GpuDct | None", statistics: bytes
-    ) -> tuple[say.Push, bytes | memoryview]:
-        codec = codec_of(terms.setting.push)
+    ) -> tuple[say.Push, memoryview]:
+        codec = terms.setting.codec
         slot, is_finite = -1, True
-        with source.ready.beside():
+        with nullcontext() if source.ready is None else source.ready.beside():
             self._weigh(part, terms.weight)
             if gpu is not None and source.device is not None:
                 there = self._feedback_there(part, source.device)
@@ -210,28 +208,25 @@ class Courier:
                 payload = np.empty(0, np.uint8)
                 self._skipped.append((terms.seq, f"part {part.index}: {error.message}"))
         push = say.Push(
-            part.index,
-            self._incarnation,
-            terms.seq,
-            self.exchange.have(part.index),
-            terms.weight,
-            codec.spec,
-            terms.setting.reply,
-            terms.setting.reply_cost,
-            terms.hyper,
-            pack_used(used),
-            terms.bound,
-            not is_finite,
-            terms.save,
-            terms.plan,
-            slot,
-            statistics,
-            terms.pace if part.index == 0 else 0.0,
+            part=part.index,
+            seq=terms.seq,
+            weight=terms.weight,
+            codec=terms.setting.push,
+            reply=terms.setting.reply,
+            reply_cost=terms.setting.reply_cost,
+            hyper=terms.hyper,
+            used=b"" if used.all() else pack_used(used),
+            bound=terms.bound,
+            skip=not is_finite,
+            save=terms.save,
+            slot=slot,
+            statistics=statistics,
+            decisions=terms.decisions if part.index == 0 else None,
         )
-        return push, b"" if push.slot >= 0 else payload.data
+        return push, memoryview(b"") if slot >= 0 else payload.data
 
     def _weigh(self, part: Part, weight: float) -> None:
-        """What was kept is to count as it would have counted then."""
+        """Scale the feedback of a part, so that it counts in this push as it would have in its own."""
         feedback = self._feedback[part.index]
         if feedback is not None and weight != self._weights[part.index]:
             feedback.scale(self._weights[part.index] / weight)
@@ -241,17 +236,17 @@ class Courier:
         """Memory to read a part into: a slot that is shared with the shard, or this thread's own."""
         if codec.name != LOSSLESS:
             return -1, room("pushed", part.size, np.float32)[: part.size]
-        return self.exchange.room(part.index) or (-1, None)
+        return self.exchange.free_slot(part.index) or (-1, None)
 
     def _feedback_here(self, part: Part) -> Feedback | None:
-        """What is kept of a part, brought to the host if it lies elsewhere."""
+        """The feedback of a part, brought to the host if it lies elsewhere."""
         feedback = self._feedback[part.index]
         if feedback is not None and not isinstance(feedback, Feedback):
             feedback = self._feedback[part.index] = _on_host(part, feedback.kept)
         return feedback
 
     def _feedback_there(self, part: Part, device: torch.device) -> "GpuFeedback":
-        """What is kept of a part, brought to a device if it lies elsewhere."""
+        """The feedback of a part, brought to a device if it lies elsewhere."""
         feedback = self._feedback[part.index]
         if feedback is None or isinstance(feedback, Feedback) or feedback.device != device:
             kept = None if feedback is None else feedback.kept

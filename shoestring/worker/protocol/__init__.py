@@ -1,0 +1,1 @@
+"""One worker's side of the protocol, without sockets, clocks or threads."""

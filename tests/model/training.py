@@ -1,0 +1,192 @@
+"""Training as a simulated worker does it: gradients drawn by chance, and the real protocol around them.
+
+Its gradient depends on its parameters, so a replica that differs in one bit soon differs in many.
+What the exchange's thread and the training thread do in a process is done here in turn: messages
+go to the protocol, its answers are applied round by round, and the next round is pushed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from shoestring.codec.feedback import Feedback
+from shoestring.codec.registry import make
+from shoestring.errors import ShoestringError
+from shoestring.model.parts import assign, cut
+from shoestring.model.table import Table
+from shoestring.wire import messages as say
+from shoestring.wire.messages import WHOLE_ROUND, Message
+from shoestring.worker.protocol.joining import Identity
+from shoestring.worker.protocol.worker import Answer, Worker
+
+EMPTY = memoryview(b"")
+NEVER_S = 1e12  # silence is not what is tested: messages of a simulated worker may take for ever
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all workers of a simulated run do."""
+
+    table: Table
+    workers: int = 2
+    shards: int = 2
+    rounds: int = 5
+    codecs: tuple[str, ...] = ("float32",)  # of the rounds, in turn
+    delay: int = 0
+    bound: int = WHOLE_ROUND
+    warmup: int = 0  # whole rounds before bounded ones
+    skips: tuple[tuple[int, int, int], ...] = ()  # (worker, round, part) that hold NaN
+    weighted: bool = False
+    unused: bool = False
+    counted: bool = False  # a launcher counts the processes that it starts
+
+    @property
+    def parts(self):
+        return cut([tensor.shape for tensor in self.table.tensors])
+
+
+def start_values(part) -> np.ndarray:
+    return np.random.default_rng(part.index).standard_normal(part.size).astype(np.float32)
+
+
+@dataclass
+class Training:
+    """One life of one worker. `send(shard, message, payload)` is the network."""
+
+    plan: Plan
+    number: int
+    life: int
+    send: Callable[[int, Message, memoryview], None]
+    now: float = 0.0
+    stage: str = "join"  # then train, leave, done, refused
+    answered: int = 0
+    seq: int = 0
+    acked: list[tuple[int, int, int]] = field(default_factory=list)  # (part, incarnation, seq)
+    on_apply: Callable[[int, int, np.ndarray], None] = lambda part, version, values: None
+    on_step: Callable[[int], None] = lambda seq: None
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        self.parts = plan.parts
+        self.homes = assign(self.parts, plan.shards)
+        self.params = [np.full(part.size, np.nan, np.float32) for part in self.parts]
+        self.feedback = [Feedback(make("float32"), part.layout) for part in self.parts]
+        self.protocol = Worker(
+            Identity(
+                "model",
+                self.number,
+                plan.workers,
+                f"{self.number}.{self.life}",
+                self.life if plan.counted else 0,
+            ),
+            memoryview(msgspec.msgpack.encode(plan.table)),
+            self.homes,
+            [part.size for part in self.parts],
+            [f"shard {index}" for index in range(plan.shards)],
+            initial=lambda part: start_values(self.parts[part]).view(np.uint8).data,
+            clip_norm=plan.table.clip_norm,
+            timeout_s=NEVER_S,
+            join_timeout_s=NEVER_S,
+            now=self.now,
+        )
+        self._send_all()
+
+    @property
+    def is_over(self) -> bool:
+        return self.stage in ("done", "refused")
+
+    def tick(self, now: float) -> None:
+        """Let time pass."""
+        self.now = now
+        if not self.is_over:
+            self.protocol.tick(now)
+            self._send_all()
+
+    def take(self, shard: int, message: Message, payload: memoryview) -> None:
+        """Receive one message."""
+        if self.is_over:
+            return
+        try:
+            self.protocol.handle(shard, message, payload, self.now)
+        except ShoestringError:
+            self.stage = "refused"
+            return
+        while self.protocol.heard:
+            self.protocol.answers.add(self.protocol.heard.popleft())
+        if self.stage == "join" and self.protocol.answers.apply(0, self._apply):
+            assert self.protocol.has_joined
+            self.stage = "train"
+            self.first = self.protocol.joining.first_round
+            self.answered = self.seq = self.first - 1
+        self._go_on()
+        if self.stage == "leave" and self.protocol.has_left:
+            self.stage = "done"
+        self._send_all()
+
+    def _send_all(self) -> None:
+        while self.protocol.outbox:
+            self.send(*self.protocol.outbox.popleft())
+
+    def _go_on(self) -> None:
+        """Take answers; push the next round when this step waits for no more; leave after the last."""
+        while self.stage == "train":
+            is_prompt = self.seq <= self.plan.warmup or self.seq >= self.plan.rounds
+            if self.answered < self.seq - (0 if is_prompt else self.plan.delay):
+                if not self.protocol.answers.apply(self.answered + 1, self._apply):
+                    return
+                self.answered += 1
+                lives = self.protocol.joining.incarnations
+                self.acked += [(p.index, lives[self.homes[p.index]], self.answered) for p in self.parts]
+                continue
+            if self.seq >= self.first:
+                self.on_step(self.seq)
+            if self.seq >= self.plan.rounds:
+                self.stage = "leave"
+                self.protocol.leave(self.now)
+                return
+            self.seq += 1
+            for part in reversed(self.parts):
+                self._push(part)
+
+    def _push(self, part) -> None:
+        plan, index, seq = self.plan, part.index, self.seq
+        codec = make(plan.codecs[seq % len(plan.codecs)])
+        noise = np.random.default_rng((self.number, seq, index)).standard_normal(part.size)
+        gradient = (self.params[index] * np.float32(0.3) + noise).astype(np.float32)
+        used = np.ones(len(part.pieces), bool)
+        if plan.unused and (seq + self.number) % 2:
+            used[0] = False
+            gradient[: part.pieces[0].size] = 0
+        skip = (self.number, seq, index) in plan.skips
+        payload = EMPTY
+        feedback = self.feedback[index]
+        if not skip and codec.name == "float32":  # the values themselves, and the feedback
+            payload = (gradient + feedback.kept).view(np.uint8).data
+            feedback.reset()
+        elif not skip:
+            feedback.codec = codec
+            payload = feedback.encode(gradient).data
+        message = say.Push(
+            part=index,
+            seq=seq,
+            weight=1.0 + self.number / 2 if plan.weighted else 1.0,
+            codec=codec.spec,
+            reply=codec.spec,
+            reply_cost=1.0,
+            hyper=[[0.125, 0.5, 0.0, 0.0]],
+            used=b"" if used.all() else np.packbits(used).tobytes(),
+            bound=WHOLE_ROUND if seq <= plan.warmup else plan.bound,
+            skip=skip,
+        )
+        self.protocol.push(message, payload, self.now)
+
+    def _apply(self, answer: Answer) -> None:
+        index, message = answer.part, answer.message
+        if isinstance(message, say.Full):
+            self.params[index] = np.frombuffer(answer.payload, np.float32).copy()
+        elif message.codec:
+            layout = self.parts[index].layout
+            make(message.codec).decode(answer.payload, layout, self.params[index], 1.0)
+        self.on_apply(index, message.version, self.params[index])
