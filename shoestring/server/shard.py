@@ -320,7 +320,7 @@ class Shard:
 
     def not_saved(self, seq: int, why: str) -> None:
         """Tell the workers that this shard's file of a checkpoint could not be written."""
-        self._records.give_up(seq)
+        self._records.give_up(seq, why[:TEXT_LIMIT])
         for member in self._entered().values():
             self._send(member.identity, say.Snapped(seq, why[:TEXT_LIMIT]))
 
