@@ -16,11 +16,12 @@ from typing import Any, Protocol
 import zmq
 from numpy.typing import NDArray
 
-from shoestring.checkpoint.shard import Archive, restorer
+from shoestring.checkpoint.shard import ShardWriter
 from shoestring.checkpoint.snapshot import Snapshot
 from shoestring.config import Run
 from shoestring.errors import UsageError
 from shoestring.observe.events import EventLog
+from shoestring.server.saving import restorer
 from shoestring.server.serve import QUEUED, Service, listen
 from shoestring.server.shard import Shard
 from shoestring.wire import frames
@@ -108,8 +109,8 @@ class Session:
         shard = Shard(0, 1, self.run.name)
         if self.run.resume is not None:
             shard.restore = restorer(Snapshot(self.run.resume))
-        archive = Archive(self.run.checkpoint, 0) if self.run.checkpoint is not None else None
-        service = Service(shard, listener, archive=archive)
+        writer = ShardWriter(self.run.checkpoint, 0) if self.run.checkpoint is not None else None
+        service = Service(shard, listener, writer=writer)
         thread = threading.Thread(target=service.run, name="shard", daemon=True)
         thread.start()
 

@@ -6,6 +6,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import nn
 
+from shoestring.checkpoint.schedule import schedule_for
 from shoestring.checkpoint.snapshot import Snapshot
 from shoestring.codec.registry import make
 from shoestring.codec.warmup import warm_up_dct
@@ -133,7 +134,7 @@ def join(
         is_first=here.run.worker == 0,
         warmup=policy.warmup,
         delay=delay or 0,
-        save_every=here.run.every if here.run.checkpoint is not None else 0,
+        schedule=schedule_for(here.run.checkpoint, here.run.every),
         sharing=here.sharing,
     )
     driver: GradientRounds | DifferenceRounds

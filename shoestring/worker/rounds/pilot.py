@@ -8,6 +8,7 @@ others with the answers in between. So replicas stay equal while plans change.
 
 import time
 
+from shoestring.checkpoint.schedule import Schedule
 from shoestring.codec.registry import LOSSLESS, make
 from shoestring.worker.courier import Heard, Setting, Terms
 from shoestring.worker.rounds.auto import Auto
@@ -26,7 +27,7 @@ class Pilot:
         is_first: bool,
         warmup: int,
         delay: int,
-        save_every: int = 0,
+        schedule: Schedule | None = None,
         sharing: Sharing | None = None,
     ) -> None:
         self.codec = LOSSLESS  # of the last round
@@ -34,7 +35,7 @@ class Pilot:
         self._fixed = Setting() if isinstance(codec, Auto) else fixed_setting(codec)
         self._is_first = is_first
         self._warmup = warmup
-        self._save_every = save_every
+        self._schedule = schedule or Schedule()
         self._delays = {0: delay}  # from a round on
         self._sharing = sharing
         self._plan = self._shares = ""
@@ -47,9 +48,8 @@ class Pilot:
         if seq > self._warmup:
             setting = self._auto.setting() if self._auto is not None else self._fixed
         self.codec = setting.push
-        save = self._save_every > 0 and seq % self._save_every == 0
         plan = f"{self._plan};{self._shares}" if self._plan or self._shares else ""
-        return Terms(seq, setting, hyper, weight, bound, save, plan, self._pace)
+        return Terms(seq, setting, hyper, weight, bound, self._schedule.is_due(seq), plan, self._pace)
 
     def delay(self, seq: int) -> int:
         """How many rounds later the answers to round `seq` are applied."""
