@@ -23,6 +23,11 @@ Tensors = dict[str, NDArray[Any]]
 _OTHER_MODEL = "resume with the model and the version that the checkpoint was made with"
 
 
+def tensor_name(part: int, field: str) -> str:
+    """Name one tensor of a part, the same in every checkpoint."""
+    return f"part.{part:05d}.{field}"
+
+
 @dataclass(frozen=True)
 class PartValues:
     """The arrays of one part: the shard's own, not copies."""
@@ -40,17 +45,17 @@ class PartValues:
         return self._required() | self._optional()
 
     def _required(self) -> Tensors:
-        prefix = f"part.{self.index:05d}"
-        return {
-            f"{prefix}.params": self.params,
-            f"{prefix}.kept": self.feedback if self.feedback is not None else np.zeros_like(self.params),
-            f"{prefix}.steps": self.steps,
-            **{f"{prefix}.state.{name}": vector for name, vector in self.optimizer.items()},
+        arrays: Tensors = {
+            "params": self.params,
+            "kept": self.feedback if self.feedback is not None else np.zeros_like(self.params),
+            "steps": self.steps,
+            **{f"state.{name}": vector for name, vector in self.optimizer.items()},
         }
+        return {tensor_name(self.index, field): array for field, array in arrays.items()}
 
     def _optional(self) -> Tensors:
         return {
-            f"part.{self.index:05d}.statistics.{digest}": sums for digest, sums in self.statistics.items()
+            tensor_name(self.index, f"statistics.{digest}"): sums for digest, sums in self.statistics.items()
         }
 
 

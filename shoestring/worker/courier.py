@@ -157,7 +157,7 @@ class Courier:
             with on(feedback.device), target.on_device(part) as own:
                 feedback.lend(own)
 
-    def kept(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> dict[str, NDArray[Any]]:
         """What has not been sent yet, and this worker's share of statistics, for a checkpoint."""
         kept = {
             f"kept.{index:05d}": np.array(feedback.kept)
@@ -166,7 +166,7 @@ class Courier:
         }
         return kept | {"weights": np.array(self._weights)} | self.statistics.state()
 
-    def load_kept(self, state: dict[str, NDArray[Any]]) -> None:
+    def load(self, state: dict[str, NDArray[Any]]) -> None:
         self.statistics.load(state)
         weights = state.get("weights")
         if weights is not None and weights.shape == (len(self.parts),):

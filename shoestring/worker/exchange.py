@@ -225,15 +225,18 @@ class Exchange:
             if answer.is_last:
                 missing.discard(part)
 
-    def poll_snapped(self) -> Iterator[tuple[say.Snapped, bytes]]:
+    def poll_reports(self) -> Iterator[tuple[say.Snapped, bytes]]:
         """The reports on checkpoints that have come in."""
         while not self._snapped.empty():
             yield self._snapped.get()
 
-    def wait_snapped(self, timeout_s: float) -> None:
+    def wait_report(self, timeout_s: float) -> None:
         """Wait a little for such a report."""
         with self._changed:
             self._changed.wait_for(lambda: not self._snapped.empty(), timeout_s)
+
+    def expect_reports(self, seq: int) -> None:
+        """Nothing to do: shards report without being asked."""
 
     def send_record(self, seq: int, record: bytes) -> None:
         """Report a file of a checkpoint to the first shard."""

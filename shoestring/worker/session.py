@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import zmq
-from numpy.typing import NDArray
 
 from shoestring.checkpoint.shard import ShardWriter
 from shoestring.checkpoint.snapshot import Snapshot
+from shoestring.checkpoint.worker import WorkerState
 from shoestring.config import Run
 from shoestring.errors import UsageError
 from shoestring.observe.events import EventLog
@@ -48,10 +48,8 @@ class Session:
     closers: list[Callable[[], None]] = field(default_factory=list)
     forwards: int = 0  # training passes through the model so far
     position_source: "Whereabouts | None" = None
-    kept: list[Any] = field(default_factory=list)  # what `keep` was given
-    resumed_position: tuple[int, int] = (0, 0)
-    resumed_random: tuple[dict[str, NDArray[Any]], dict[str, Any]] | None = None
-    resumed_kept: list[dict[str, Any]] = field(default_factory=list)
+    stateful: list[Any] = field(default_factory=list)  # what `keep` was given
+    resumed: WorkerState = field(default_factory=WorkerState)  # what a resume found
 
     def __post_init__(self) -> None:
         self.sharing = Sharing(self.run.worker, self.run.workers, lambda: self.forwards)

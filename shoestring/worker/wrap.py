@@ -18,10 +18,10 @@ from shoestring.model.table import Table
 from shoestring.worker import session
 from shoestring.worker.batchnorm.layers import SharedBatchNorm, shared_layers
 from shoestring.worker.batchnorm.statistics import SharedStatistics, warm_up_statistics
+from shoestring.worker.capture import ScriptCapture, make_saver
 from shoestring.worker.courier import Courier
 from shoestring.worker.exchange import Exchange
 from shoestring.worker.join import Door
-from shoestring.worker.keeper import Keeper
 from shoestring.worker.optimizer import SharedOptimizer
 from shoestring.worker.optimizers import hyper_of, rule_of
 from shoestring.worker.replica import Replica
@@ -108,17 +108,10 @@ def join(
         is_local=isinstance(policy, LocalSteps),
     )
     courier = Courier(exchange, replica.parts, here.incarnation, statistics, notice=here.notice)
-    keeper = Keeper(
-        here,
-        model,
-        optimizer,
-        courier,
-        table,
-        shards=len(set(homes)),
-        is_local=isinstance(policy, LocalSteps),
-    )
+    capture = ScriptCapture(here, model, optimizer, courier, table, is_local=isinstance(policy, LocalSteps))
     if here.run.resume is not None:
-        keeper.load(Snapshot(here.run.resume))
+        capture.restore(Snapshot(here.run.resume))
+    saver = make_saver(here, capture, exchange, shards=len(set(homes)))
     for part, data in enumerate(entry.statistics):
         statistics.hear(part, entry.versions[part], 0, data, is_whole=not isinstance(policy, Bounded | Async))
     delay = policy.delay if isinstance(policy, EveryStep) else 0
@@ -160,7 +153,8 @@ def join(
             sharing=here.sharing,
         )
     exchange.start(entry.versions)
-    here.closers.append(keeper.close)
+    if saver is not None:
+        here.closers.append(saver.close)
     if codec == AUTO:
         auto.start(time.monotonic())
     reporter = Reporter(here, exchange, courier, pilot)
@@ -168,7 +162,7 @@ def join(
     _watch_passes(here, model, driver)
     # Past `nn.Module`'s own, which is for parameters and submodules.
     object.__setattr__(model, "no_sync", driver.no_sync)
-    return model, SharedOptimizer(optimizer, driver, keeper, reporter)
+    return model, SharedOptimizer(optimizer, driver, saver, reporter)
 
 
 def _check(

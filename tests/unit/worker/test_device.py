@@ -84,7 +84,7 @@ def be_worker(here: Session, codec: str, policy: Any, *, on_host: bool = False, 
 
 
 def kept_of(results: list[Any]) -> list[bytes]:
-    return [values.tobytes() for _, courier in results for values in courier.kept().values()]
+    return [values.tobytes() for _, courier in results for values in courier.state().values()]
 
 
 POLICIES = {
@@ -165,7 +165,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_keeps_what_was_kept(cpu_co
         results = cluster.train(lambda here: be_worker(here, "dct", EveryStep(), bad=3))
     assert results[0][0] == results[1][0]
     for _, courier in results:
-        assert all(np.isfinite(values).all() for values in courier.kept().values())
+        assert all(np.isfinite(values).all() for values in courier.state().values())
     assert "worker 1: step skipped at round 3" in capsys.readouterr().err
 
 

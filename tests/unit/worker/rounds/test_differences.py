@@ -38,7 +38,7 @@ def train(here: Session, codec: str) -> list[tuple[np.ndarray, np.ndarray, np.nd
         shared.step()
         shared.zero_grad()
         if step % H == 0:
-            kept = courier.kept().get("kept.00000", np.zeros(600, np.float32))
+            kept = courier.state().get("kept.00000", np.zeros(600, np.float32))
             agreed = flat(model)
             with torch.no_grad():
                 model(torch.zeros(1, 24))  # an evaluation changes nothing
