@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from shoestring.errors import ShoestringError
     from shoestring.launch.start import init
     from shoestring.worker.batchnorm.layers import share_batchnorm, unshare_batchnorm
+    from shoestring.worker.capture import keep
     from shoestring.worker.data import batches, epochs
     from shoestring.worker.feed import feed
-    from shoestring.worker.keeper import keep
     from shoestring.worker.rounds.policy import Async, Bounded, EveryStep, LocalSteps
     from shoestring.worker.wrap import wrap
 
@@ -57,7 +57,7 @@ _HOMES = {
     "epochs": ("shoestring.worker.data", "epochs"),
     "feed": ("shoestring.worker.feed", "feed"),
     "init": ("shoestring.launch.start", "init"),
-    "keep": ("shoestring.worker.keeper", "keep"),
+    "keep": ("shoestring.worker.capture", "keep"),
     "make_codec": ("shoestring.codec.registry", "make"),
     "share_batchnorm": ("shoestring.worker.batchnorm.layers", "share_batchnorm"),
     "unshare_batchnorm": ("shoestring.worker.batchnorm.layers", "unshare_batchnorm"),

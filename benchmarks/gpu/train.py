@@ -93,7 +93,7 @@ def be_checked(settings: dict[str, Any], folder: Path) -> None:
         losses.append(loss.item())
         if driver.rounds != rounds:
             hashes[driver.rounds] = optimizer.parameter_hash()
-    kept = [values for name, values in driver.courier.kept().items() if name.startswith("kept")]
+    kept = [values for name, values in driver.courier.state().items() if name.startswith("kept")]
     assert all(np.isfinite(values).all() for values in kept)
     write(folder, world.worker, {"hashes": hashes, "losses": losses, "pushes": pushes[0]})
 

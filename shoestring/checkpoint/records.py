@@ -2,8 +2,13 @@
 
 Workers report their files to the first shard. Every shard tells the first worker, which
 completes the checkpoint, of its own file; the first shard adds those of the workers.
+
+A round is reported once, with its files or as given up. A record of it that comes later, or again,
+opens nothing. Memory is bounded: records are gathered of `CHECKPOINT_LIMIT` rounds, and as many
+reports are remembered.
 """
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -14,6 +19,8 @@ from shoestring.errors import WireError
 
 RECORD_LIMIT = 4 << 20  # bytes
 CHECKPOINT_LIMIT = 4  # at once; the oldest is given up
+_SETTLED_LIMIT = 64  # rounds that are known to have been reported
+_OVERTAKEN = "files of later checkpoints came before all of its own"
 
 
 @dataclass
@@ -29,13 +36,16 @@ class Records:
         self._waits_for_workers = waits_for_workers
         self._files: dict[int, _Files] = {}
         self._reported: dict[int, tuple[bytes, str]] = {}  # the last: files, or why there are none
+        self._settled: deque[int] = deque(maxlen=_SETTLED_LIMIT)
 
     def __len__(self) -> int:
         return len(self._files)
 
     def add_own(self, seq: int, record: bytes) -> None:
         """Note this shard's file."""
-        self._at(seq).own = record
+        files = self._at(seq)
+        if files is not None:
+            files.own = record
 
     def add(self, worker: int, seq: int, record: memoryview) -> None:
         """Note a worker's file; a record that is none is refused."""
@@ -47,7 +57,9 @@ class Records:
             raise WireError(
                 f"the record of a file cannot be read: {error}", hint="check both sides' versions"
             ) from None
-        self._at(seq).workers[worker] = bytes(record)
+        files = self._at(seq)
+        if files is not None:
+            files.workers[worker] = bytes(record)
 
     def give_up(self, seq: int, why: str) -> None:
         """Forget a checkpoint whose file could not be written."""
@@ -72,12 +84,16 @@ class Records:
         return done
 
     def _report(self, seq: int, files: bytes, why: str) -> None:
+        self._settled.append(seq)
         self._reported[seq] = (files, why)
         if len(self._reported) > CHECKPOINT_LIMIT:
-            del self._reported[min(self._reported)]
+            del self._reported[next(iter(self._reported))]
 
-    def _at(self, seq: int) -> _Files:
+    def _at(self, seq: int) -> _Files | None:
+        """The files of a round that was not reported yet."""
+        if seq in self._settled:
+            return None
         files = self._files.setdefault(seq, _Files())
         if len(self._files) > CHECKPOINT_LIMIT:
-            del self._files[min(key for key in self._files if key != seq)]
+            self.give_up(min(key for key in self._files if key != seq), _OVERTAKEN)
         return files

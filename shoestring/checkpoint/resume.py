@@ -1,4 +1,9 @@
-"""Decide which checkpoint a run goes on from."""
+"""Decide which checkpoint a run goes on from: the newest undamaged one, a given one, or none.
+
+A checkpoint is chosen before any process starts, so that all go on from the same one, and only
+after every byte of it was checked. One that was passed over is named, with the reason. A fresh run
+never writes over the checkpoints of an earlier one.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

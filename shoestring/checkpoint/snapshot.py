@@ -174,14 +174,14 @@ def newest(root: Path, *, verify: bool = True) -> tuple[Snapshot | None, list[Sn
     return None, passed_over
 
 
-def prune(root: Path, keep: int) -> list[Path]:
-    """Keep the newest `keep` complete checkpoints; remove older ones and what abandoned attempts left.
+def prune(root: Path, retain: int) -> list[Path]:
+    """Retain the newest `retain` complete checkpoints; remove older ones and what abandoned attempts left.
 
     An attempt newer than the newest complete checkpoint may still be under way and stays. So does a
     checkpoint whose manifest or sizes are wrong: it is not ours to judge what can be saved of it.
     """
-    if keep < 1:
-        raise UsageError(f"cannot keep {keep} checkpoints", hint="keep 1 or more")
+    if retain < 1:
+        raise UsageError(f"cannot keep {retain} checkpoints", hint="keep 1 or more")
     complete: list[Path] = []
     removed: list[Path] = []
     for folder in _step_folders(root):
@@ -192,7 +192,7 @@ def prune(root: Path, keep: int) -> list[Path]:
             except SnapshotError:
                 continue
             complete.append(folder)
-        if is_abandoned or len(complete) > keep:
+        if is_abandoned or len(complete) > retain:
             _remove(folder)
             removed.append(folder)
         else:

@@ -72,8 +72,9 @@ def serve(
     import zmq
 
     from shoestring.checkpoint.resume import find_snapshot
-    from shoestring.checkpoint.shard import Archive, restorer
+    from shoestring.checkpoint.shard import ShardWriter
     from shoestring.observe.events import EventLog
+    from shoestring.server.saving import restorer
     from shoestring.server.serve import Service, listen
     from shoestring.server.shard import Shard
     from shoestring.server.warmup import warm_up
@@ -86,8 +87,8 @@ def serve(
     warm_up(threads)
     listener = listen(zmq.Context.instance(), address, keys=shard_keys)
     with EventLog(folder, f"shard-{shard}") as log:
-        archive = Archive(checkpoint, shard) if checkpoint is not None else None
-        service = Service(own, listener, threads=threads, archive=archive, report=log.write)
+        writer = ShardWriter(checkpoint, shard) if checkpoint is not None else None
+        service = Service(own, listener, threads=threads, writer=writer, report=log.write)
         stopper.attend(service)
         _announce(listener.address, shard, shards, run, as_json)
         try:

@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import zmq
 
-from shoestring.checkpoint.shard import Archive
+from shoestring.checkpoint.shard import ShardWriter
 from shoestring.errors import DamagedError, ShoestringError, WireError
 from shoestring.server.desk import Work
+from shoestring.server.saving import marks_of, values_of
 from shoestring.server.shard import Shard
 from shoestring.wire import frames
 from shoestring.wire.keys import ShardKeys
@@ -45,11 +46,11 @@ class Service:
         listener: Listener,
         *,
         threads: int = 1,
-        archive: Archive | None = None,
+        writer: ShardWriter | None = None,
         report: Callable[..., None] = lambda event, **fields: None,
     ) -> None:
         self.shard = shard
-        self.archive = archive
+        self.writer = writer
         self.threads = threads
         self.bad_messages = 0
         self.dropped = 0
@@ -63,8 +64,8 @@ class Service:
         self._stopping = False
         self._is_lingering = False
         self.ending = threading.Event()
-        if archive is not None:
-            archive.on_written = self._written
+        if writer is not None:
+            writer.on_written = self._written
 
     def stop(self, *, when_unneeded: bool = False) -> None:
         """Make `run` return: soon, or once no worker is here. Any thread or signal handler may call it."""
@@ -101,8 +102,8 @@ class Service:
                         break
         finally:
             self.ending.set()
-            if self.archive is not None:
-                self.archive.close()
+            if self.writer is not None:
+                self.writer.close()
             self.shard.close()
 
     def _receive(self) -> bool:
@@ -160,8 +161,9 @@ class Service:
             return
         is_saved = work.reply is not None and work.is_saved
         self.shard.finish(work)
-        if is_saved and self.archive is not None:
-            self.archive.capture(work.seq, work.desk, self.shard.desks)
+        if is_saved and self.writer is not None:
+            parts = (values_of(desk.holding) for desk in self.shard.desks.values())
+            self.writer.capture(work.seq, values_of(work.desk.holding), marks_of(work.desk), parts)
 
     def _written(self, seq: int, record: bytes | None, why: str) -> None:
         if record is None:

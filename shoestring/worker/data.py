@@ -63,7 +63,7 @@ class Batches(torch.utils.data.Sampler[list[int]]):
     def position(self) -> Position:
         """Where the next epoch begins: behind what a resumed run had trained on."""
         if self._position is None:
-            self._position = Position(*self._here.resumed_position)
+            self._position = Position(*self._here.resumed.position)
             self._skip = self._position.batch
         return self._position
 
@@ -133,7 +133,7 @@ def batches(
 def epochs(count: int) -> Iterator[int]:
     """Count the epochs of a run, from the first that is not finished."""
     here = session.current()
-    first = here.resumed_position[0]
-    if first or here.resumed_position[1]:
+    first, batch = here.resumed.position
+    if first or batch:
         restore_random(here)
     yield from range(first, count)

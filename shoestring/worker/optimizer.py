@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from shoestring.checkpoint.saver import Saver
 from shoestring.errors import UsageError
 from shoestring.worker.exchange import Traffic
-from shoestring.worker.keeper import Keeper
 from shoestring.worker.probe import Probe
 from shoestring.worker.reporter import Reporter
 from shoestring.worker.rounds.differences import DifferenceRounds
@@ -26,14 +26,14 @@ class SharedOptimizer(torch.optim.Optimizer):
         self,
         inner: torch.optim.Optimizer,
         driver: GradientRounds | DifferenceRounds,
-        keeper: Keeper,
+        saver: Saver | None,
         reporter: Reporter,
     ) -> None:
         self._is_made = False
         super().__init__(inner.param_groups, inner.defaults)
         self.inner = inner
         self.driver = driver
-        self._keeper = keeper
+        self._saver = saver
         self._reporter = reporter
         self._probe = Probe()
         self._samples = 0
@@ -46,14 +46,15 @@ class SharedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchange, and bring the parameters up to date, as the sync policy says."""
-        self._keeper.step_begins()
+        if self._saver is not None:
+            self._saver.step_begins()
         self._probe.step_begins(self.driver.rounds)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self.driver.step():
-            self._keeper.round_ended(self.driver.rounds, self.driver.steps)
+        if self.driver.step() and self._saver is not None:
+            self._saver.round_ended(self.driver.rounds, self.driver.steps)
         self._reporter.step_done(self.driver.steps, self._samples)
         self._samples = 0
         return loss

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import zmq
-from numpy.typing import NDArray
 
-from shoestring.checkpoint.shard import Archive, restorer
+from shoestring.checkpoint.shard import ShardWriter
 from shoestring.checkpoint.snapshot import Snapshot
+from shoestring.checkpoint.worker import WorkerState
 from shoestring.config import Run
 from shoestring.errors import UsageError
 from shoestring.observe.events import EventLog
+from shoestring.server.saving import restorer
 from shoestring.server.serve import QUEUED, Service, listen
 from shoestring.server.shard import Shard
 from shoestring.wire import frames
@@ -47,10 +48,8 @@ class Session:
     closers: list[Callable[[], None]] = field(default_factory=list)
     forwards: int = 0  # training passes through the model so far
     position_source: "Whereabouts | None" = None
-    kept: list[Any] = field(default_factory=list)  # what `keep` was given
-    resumed_position: tuple[int, int] = (0, 0)
-    resumed_random: tuple[dict[str, NDArray[Any]], dict[str, Any]] | None = None
-    resumed_kept: list[dict[str, Any]] = field(default_factory=list)
+    stateful: list[Any] = field(default_factory=list)  # what `keep` was given
+    resumed: WorkerState = field(default_factory=WorkerState)  # what a resume found
 
     def __post_init__(self) -> None:
         self.sharing = Sharing(self.run.worker, self.run.workers, lambda: self.forwards)
@@ -108,8 +107,8 @@ class Session:
         shard = Shard(0, 1, self.run.name)
         if self.run.resume is not None:
             shard.restore = restorer(Snapshot(self.run.resume))
-        archive = Archive(self.run.checkpoint, 0) if self.run.checkpoint is not None else None
-        service = Service(shard, listener, archive=archive)
+        writer = ShardWriter(self.run.checkpoint, 0) if self.run.checkpoint is not None else None
+        service = Service(shard, listener, writer=writer)
         thread = threading.Thread(target=service.run, name="shard", daemon=True)
         thread.start()
 

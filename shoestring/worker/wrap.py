@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from shoestring.checkpoint.saver import Saver
+from shoestring.checkpoint.schedule import schedule_for
 from shoestring.checkpoint.snapshot import Snapshot
 from shoestring.codec.registry import make
 from shoestring.codec.warmup import warm_up_dct
@@ -21,9 +23,9 @@ from shoestring.wire import messages as say
 from shoestring.worker import session
 from shoestring.worker.batchnorm.layers import SharedBatchNorm, shared_layers
 from shoestring.worker.batchnorm.statistics import SharedStatistics, warm_up_statistics
+from shoestring.worker.capture import ScriptCapture, make_saver
 from shoestring.worker.coder import PartCoder
 from shoestring.worker.exchange import Exchange
-from shoestring.worker.keeper import Keeper
 from shoestring.worker.memory import SharedMemory
 from shoestring.worker.optimizer import SharedOptimizer
 from shoestring.worker.optimizers import hyper_of, rule_of
@@ -98,16 +100,18 @@ def join(
     _check(optimizer, codec, policy, clip_norm, batch)
     built = _build(here, model, optimizer, codec, policy, clip_norm)
     entry = _enter(here, built)
-    keeper = _resume(here, model, optimizer, built, entry)
+    saver = _resume(here, model, optimizer, built, entry)
     driver, pilot = _drive(
         here, optimizer, built, entry, codec=codec, policy=policy, overlap=overlap, is_auto=batch == "auto"
     )
     reporter = Reporter(here, entry.exchange, entry.coder, pilot)
-    here.closers += [keeper.close, reporter.close]
+    if saver is not None:
+        here.closers.append(saver.close)
+    here.closers.append(reporter.close)
     _watch_passes(here, model, driver)
     # Past `nn.Module`'s own, which is for parameters and submodules.
     object.__setattr__(model, "no_sync", driver.no_sync)
-    return model, SharedOptimizer(optimizer, driver, keeper, reporter)
+    return model, SharedOptimizer(optimizer, driver, saver, reporter)
 
 
 @dataclass(frozen=True)
@@ -206,22 +210,14 @@ def _enter(here: Session, built: _Built) -> _Entry:
 
 def _resume(
     here: Session, model: nn.Module, optimizer: torch.optim.Optimizer, built: _Built, entry: _Entry
-) -> Keeper:
+) -> Saver | None:
     """Go on from the run's checkpoint, if it has one, and from the statistics that the shards hold."""
-    keeper = Keeper(
-        here,
-        model,
-        optimizer,
-        entry.coder,
-        built.table,
-        shards=len(set(entry.homes)),
-        is_local=built.is_local,
-    )
+    capture = ScriptCapture(here, model, optimizer, entry.coder, built.table, is_local=built.is_local)
     if here.run.resume is not None:
-        keeper.load(Snapshot(here.run.resume))
+        capture.restore(Snapshot(here.run.resume))
     for full in entry.parts:
         built.statistics.hear(full.part, full.version, 0, full.statistics, is_whole=built.is_whole)
-    return keeper
+    return make_saver(here, capture, entry.exchange, shards=len(set(entry.homes)))
 
 
 def _drive(
@@ -253,7 +249,7 @@ def _drive(
         is_first=here.run.worker == 0,
         warmup=policy.warmup,
         delay=delay or 0,
-        save_every=here.run.every if here.run.checkpoint is not None else 0,
+        schedule=schedule_for(here.run.checkpoint, here.run.every),
         sharing=here.sharing,
     )
     if isinstance(policy, LocalSteps):

@@ -40,7 +40,7 @@ def modules_of(*packages: str) -> list[str]:
     ]
 
 
-MODULES = modules_of("wire", "codec", "server", "cli")
+MODULES = modules_of("wire", "codec", "checkpoint", "server", "cli")
 
 
 def test_there_are_modules_to_check():

@@ -8,6 +8,7 @@ others with the answers in between. So replicas stay equal while decisions chang
 
 import time
 
+from shoestring.checkpoint.schedule import Schedule
 from shoestring.codec.registry import LOSSLESS, make
 from shoestring.wire.messages import Decisions, Delay, Shares
 from shoestring.worker.coder import Setting, Terms
@@ -27,7 +28,7 @@ class Pilot:
         is_first: bool,
         warmup: int,
         delay: int,
-        save_every: int = 0,
+        schedule: Schedule | None = None,
         sharing: Sharing | None = None,
     ) -> None:
         self.codec = LOSSLESS  # of the last round
@@ -35,7 +36,7 @@ class Pilot:
         self._fixed = Setting() if isinstance(codec, Auto) else fixed_setting(codec)
         self._is_first = is_first
         self._warmup = warmup
-        self._save_every = save_every
+        self._schedule = schedule or Schedule()
         self._delays = {0: delay}  # from a round on
         self._sharing = sharing
         self._delay: Delay | None = None  # the first worker's last decisions, told again with every round
@@ -49,8 +50,7 @@ class Pilot:
         if seq > self._warmup:
             setting = self._auto.setting() if self._auto is not None else self._fixed
         self.codec = setting.push
-        save = self._save_every > 0 and seq % self._save_every == 0
-        return Terms(seq, setting, hyper, weight, bound, save, self._decisions())
+        return Terms(seq, setting, hyper, weight, bound, self._schedule.is_due(seq), self._decisions())
 
     def delay(self, seq: int) -> int:
         """How many rounds later the answers to round `seq` are applied."""

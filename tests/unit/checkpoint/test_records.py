@@ -34,11 +34,32 @@ def test_only_the_newest_attempts_are_kept():
     for seq in range(100):
         records.add_own(seq, b"{}")
     assert len(records) == CHECKPOINT_LIMIT
+    assert records.reported(95)[0] == b""  # it was given up, and says why
     assert [seq for seq, _ in records.complete([])] == [96, 97, 98, 99]
     records.add_own(1, b"{}")
-    records.give_up(1, "full")
-    records.give_up(2, "full")
+    records.give_up(1, "disk full")
+    records.give_up(2, "disk full")
     assert len(records) == 0
+
+
+def test_a_record_that_comes_again_opens_nothing_after_the_report():
+    records = Records(waits_for_workers=True)
+    records.add_own(4, b"{}")
+    records.add(0, 4, memoryview(RECORD))
+    assert records.reported(4) is None
+    [(_, files)] = records.complete([0])
+    records.add(0, 4, memoryview(RECORD))
+    records.add_own(4, b"{}")
+    assert len(records) == 0
+    assert records.reported(4) == (files, "")
+
+
+def test_a_record_that_comes_after_the_checkpoint_was_given_up_opens_nothing():
+    records = Records(waits_for_workers=True)
+    records.give_up(4, "disk full")
+    records.add(0, 4, memoryview(RECORD))
+    assert len(records) == 0
+    assert records.reported(4) == (b"", "disk full")
 
 
 def test_a_record_beyond_the_limit_is_refused():

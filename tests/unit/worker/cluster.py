@@ -10,10 +10,11 @@ from typing import Any
 
 import zmq
 
-from shoestring.checkpoint.shard import Archive, restorer
+from shoestring.checkpoint.shard import ShardWriter
 from shoestring.checkpoint.snapshot import Snapshot
 from shoestring.config import Run
 from shoestring.observe.events import EventLog
+from shoestring.server.saving import restorer
 from shoestring.server.serve import Service, listen
 from shoestring.server.shard import Shard
 from shoestring.worker.session import Session
@@ -40,8 +41,8 @@ class Cluster:
             listener = listen(context, f"ipc://{folder}/{shard.index}" if self._ipc else "tcp://127.0.0.1:0")
             self._open.callback(listener.close)
             root = self.run.checkpoint
-            archive = None if root is None else Archive(root, shard.index)
-            service = Service(shard, listener, archive=archive)
+            writer = None if root is None else ShardWriter(root, shard.index)
+            service = Service(shard, listener, writer=writer)
             thread = threading.Thread(target=service.run, daemon=True)
             thread.start()
             self._open.callback(thread.join)

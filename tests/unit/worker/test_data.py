@@ -2,6 +2,7 @@
 
 import pytest
 
+from shoestring.checkpoint.worker import WorkerState
 from shoestring.config import Run
 from shoestring.errors import UsageError
 from shoestring.observe.events import EventLog
@@ -54,7 +55,7 @@ def test_the_place_counts_what_was_trained_on_not_what_was_fetched() -> None:
 def test_a_resumed_run_goes_on_behind_the_last_batch() -> None:
     whole = make()
     epochs = [list(whole), list(whole), list(whole)]
-    here = Session(Run(), "1", EventLog(None, "test"), resumed_position=(1, 4))
+    here = Session(Run(), "1", EventLog(None, "test"), resumed=WorkerState(position=(1, 4)))
     resumed = Batches(here, 103, 6, shuffle=True, seed=0)
     assert list(resumed) == epochs[1][4:]
     assert list(resumed) == epochs[2]
@@ -68,7 +69,7 @@ def test_too_few_samples_are_refused() -> None:
 def test_a_sampler_made_before_wrap_goes_on_behind_the_last_batch_too() -> None:
     here = Session(Run(), "1", EventLog(None, "test"))
     early = Batches(here, 103, 6, shuffle=True, seed=0)
-    here.resumed_position = (1, 4)  # found out by `wrap`
+    here.resumed = WorkerState(position=(1, 4))  # found out by `wrap`
     late = Batches(here, 103, 6, shuffle=True, seed=0)
     assert list(early) == list(late)
     assert len(list(Batches(here, 103, 6, shuffle=True, seed=0))) == len(early) - 4

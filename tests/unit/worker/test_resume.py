@@ -37,9 +37,9 @@ def train(here: Session, codec: str, policy: str, stop_after: int | None) -> tup
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     model, optimizer = join(here, model, optimizer, codec=codec, policy=policy)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
-    here.kept.append(scheduler)
-    if here.resumed_kept:
-        scheduler.load_state_dict(here.resumed_kept[0])
+    here.stateful.append(scheduler)
+    if here.resumed.stateful:
+        scheduler.load_state_dict(here.resumed.stateful[0])
     loader = DataLoader(dataset, batch_sampler=Batches(here, len(dataset), 4, shuffle=True, seed=9))
     losses: list[float] = []
     while True:
