@@ -48,9 +48,13 @@ class Life:
         return self.devices[0].kind
 
     @property
+    def device_names(self) -> tuple[str, ...]:
+        return tuple(device.name for device in self.devices)
+
+    @property
     def place(self) -> str:
         """The names of its devices, as the store keeps them."""
-        return "+".join(device.name for device in self.devices)
+        return "+".join(self.device_names)
 
     def follow(self) -> None:
         """Take in the events since the last look."""

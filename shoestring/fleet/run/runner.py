@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shoestring.errors import FleetError, ShoestringError
+from shoestring.fleet.allocate.placement import place_jobs
 from shoestring.fleet.allocate.plan import Placement, Plan
 from shoestring.fleet.engine.base import STOPPED, Engine, Task
 from shoestring.fleet.engine.devices import Device
@@ -196,16 +197,21 @@ class Runner:
         """Bring what runs closer to the plan."""
         if self.plan is None:
             return
-        targets = assign(self.plan, self.engine.devices, {n: life.devices for n, life in self.lives.items()})
+        devices = {device.name: device for device in self.engine.devices}
+        places = place_jobs(
+            self.plan.placements,
+            {device.name: device.kind for device in devices.values()},
+            {name: life.device_names for name, life in self.lives.items()},
+        )
         for name, life in self.lives.items():
-            if targets.get(name) != life.devices:
+            if name in places.leaving:
                 self._ask_stop(life)
             elif life.stop_by is not None:  # a later decision leaves it where it is
                 life.running.withdraw_stop()
                 life.stop_by = None
         for entry in entries:
             name = entry.job.name
-            target = targets.get(name)
+            target = tuple(devices[own] for own in places.devices.get(name, ()))
             place = self.plan.placement_of(name)
             if target and place and name not in self.lives and self._is_free(target, place):
                 self._start(entry, target, place)
@@ -275,37 +281,3 @@ class Runner:
         if entry.batch is None or life.steps is None or steps_s <= 0:
             return None
         return time.time() + max(0, entry.job.total_steps(entry.batch) - life.steps) / steps_s
-
-
-def assign(
-    plan: Plan, devices: Sequence[Device], current: dict[str, tuple[Device, ...]]
-) -> dict[str, tuple[Device, ...]]:
-    """Turn kinds into devices: a job that may stay where it is does, the others take what is left."""
-    targets: dict[str, tuple[Device, ...]] = {}
-    left = {device.name: device for device in devices}
-    later: list[Placement] = []
-    for place in plan.placements:
-        stays = [
-            current[job]
-            for job in place.jobs
-            if job in current
-            and len(current[job]) == place.devices
-            and all(device.kind == place.kind and device.name in left for device in current[job])
-        ]
-        if not stays:
-            later.append(place)
-            continue
-        for job in place.jobs:
-            targets[job] = stays[0]
-        for device in stays[0]:
-            del left[device.name]
-    taken = {device.name for own in current.values() for device in own}
-    for place in later:
-        own = [device for device in left.values() if device.kind == place.kind]
-        own.sort(key=lambda device: device.name in taken)  # one that is free now comes first
-        if len(own) >= place.devices:
-            for job in place.jobs:
-                targets[job] = tuple(own[: place.devices])
-            for device in own[: place.devices]:
-                del left[device.name]
-    return targets

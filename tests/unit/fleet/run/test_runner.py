@@ -7,7 +7,7 @@ from shoestring.fleet.allocate.plan import Placement, Plan
 from shoestring.fleet.engine.devices import Device
 from shoestring.fleet.jobs import Job
 from shoestring.fleet.measure.profile import Profile, Profiler, Sample
-from shoestring.fleet.run.runner import Runner, assign
+from shoestring.fleet.run.runner import Runner
 from shoestring.fleet.run.store import Store
 from tests.unit.fleet.scripted import GIB, MeasuredEngine, ScriptedEngine, cpu
 
@@ -262,30 +262,3 @@ def test_speeds_seen_while_running_reach_the_next_decision(store, engine):
         life._step(step, step / 10, {"worker": 0})
     runner.look()
     assert plans.asked[-1]["a"].speeds["fast"] == pytest.approx(10.0)
-
-
-DEVICES = tuple(cpu(f"d{n}", n, kind="fast" if n < 3 else "slow") for n in range(5))
-
-
-def test_assign_keeps_jobs_where_they_are():
-    plan = Plan((place("fast", "a"), place("fast", "b"), place("slow", "c", "d"), place("fast", "e")))
-    current = {"b": (DEVICES[0],), "d": (DEVICES[4],), "e": (DEVICES[3],)}
-    assert assign(plan, DEVICES, current) == {
-        "a": (DEVICES[1],),
-        "b": (DEVICES[0],),
-        "c": (DEVICES[4],),
-        "d": (DEVICES[4],),
-        "e": (DEVICES[2],),
-    }
-
-
-def test_assign_gives_no_device_twice():
-    plan = Plan((place("fast", "a", devices=2), place("fast", "b"), place("fast", "c")))
-    found = assign(plan, DEVICES, {"c": (DEVICES[1],)})
-    assert found == {"c": (DEVICES[1],), "a": (DEVICES[0], DEVICES[2])}  # none is left for b
-
-
-def test_a_pair_that_ran_apart_comes_together_on_one_of_its_devices():
-    plan = Plan((place("fast", "a", "b"),))
-    found = assign(plan, DEVICES, {"a": (DEVICES[2],), "b": (DEVICES[1],)})
-    assert found == {"a": (DEVICES[2],), "b": (DEVICES[2],)}
