@@ -13,10 +13,10 @@ import torch
 from shoestring.errors import UsageError
 from shoestring.worker.exchange import Traffic
 from shoestring.worker.keeper import Keeper
-from shoestring.worker.probe import Probe
 from shoestring.worker.reporter import Reporter
 from shoestring.worker.rounds.differences import DifferenceRounds
 from shoestring.worker.rounds.gradients import GradientRounds
+from shoestring.worker.trial import Trial
 
 
 class SharedOptimizer(torch.optim.Optimizer):
@@ -35,7 +35,7 @@ class SharedOptimizer(torch.optim.Optimizer):
         self.driver = driver
         self._keeper = keeper
         self._reporter = reporter
-        self._probe = Probe()
+        self._trial = Trial()
         self._samples = 0
         self._is_made = True
 
@@ -47,7 +47,7 @@ class SharedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchange, and bring the parameters up to date, as the sync policy says."""
         self._keeper.step_begins()
-        self._probe.step_begins(self.driver.rounds)
+        self._trial.step_begins(self.driver.rounds)
         loss = None
         if closure is not None:
             with torch.enable_grad():

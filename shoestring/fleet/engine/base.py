@@ -11,8 +11,6 @@ from typing import Protocol
 
 from shoestring.fleet.engine.devices import Device
 
-STOPPED = 75  # the exit code of a task that ended because it was asked to, behind a checkpoint
-
 
 @dataclass(frozen=True)
 class Task:

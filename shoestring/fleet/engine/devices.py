@@ -216,7 +216,7 @@ def _socket_of(core: int) -> int:
 
 
 def _visible(devices: list[Device], setting: str | None) -> list[Device]:
-    """Keep what `CUDA_VISIBLE_DEVICES` leaves: the fleet lends no card it was not lent itself."""
+    """List the GPUs that `CUDA_VISIBLE_DEVICES` names: the fleet uses no other."""
     if setting is None:
         return devices
     kept = []

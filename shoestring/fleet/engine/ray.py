@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoestring.errors import FleetError
-from shoestring.fleet.engine.base import STOPPED, Running, Task
+from shoestring.fleet.contract import STOPPED
+from shoestring.fleet.engine.base import Running, Task
 from shoestring.fleet.engine.devices import Device, find_devices, neighbours_of, parse_cpus
 from shoestring.fleet.engine.local import OUTPUT, LocalEngine
 

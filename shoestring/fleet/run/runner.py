@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from shoestring.errors import FleetError, ShoestringError
 from shoestring.fleet.allocate.placement import place_jobs
 from shoestring.fleet.allocate.plan import Placement, Plan
-from shoestring.fleet.engine.base import STOPPED, Engine, Task
+from shoestring.fleet.contract import BATCH, STOPPED
+from shoestring.fleet.engine.base import Engine, Task
 from shoestring.fleet.engine.devices import Device
 from shoestring.fleet.measure.interference import add_sight
 from shoestring.fleet.measure.profile import Profiler
@@ -240,7 +241,7 @@ class Runner:
             memory_bytes=memory_cap(profile, batch)
             if place.is_packed and devices[0].is_gpu
             else devices[0].usable_bytes,
-            environment={"SHOESTRING_BATCH": str(batch)},
+            environment={BATCH: str(batch)},
         )
         speed = place.speeds[place.jobs.index(name)]
         why = self.plan.reasons.get(name, "") if self.plan else ""
