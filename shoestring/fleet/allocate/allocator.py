@@ -55,7 +55,7 @@ def allocate(
     valued = value(objective, case, start + time_limit_s)
     homes = _homes(demands, pools, last, restart_cost_s / (_STAY_ROUNDS * round_s))
     market = Market(homes.lessen(valued.worth), case.devices, case.counts, case.groups, case.shares, homes)
-    choice, is_kept = decide(market, _old(case, last), start + time_limit_s)
+    choice, is_last = decide(market, _old(case, last), start + time_limit_s)
     placements = tuple(_placement(case, choice.columns, at) for at in choice.chosen.tolist())
     sentences, waiting = reasons.explain(demands, pools, placements, objective)
     return Plan(
@@ -63,7 +63,7 @@ def allocate(
         waiting,
         sentences,
         objective=objective,
-        solver="kept" if is_kept else "greedy" if choice.bound is None else "highs",
+        solver="kept" if is_last else "greedy" if choice.bound is None else "highs",
         score=choice.worth,
         bound=choice.bound,
         decision_s=time.monotonic() - start,

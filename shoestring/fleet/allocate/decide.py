@@ -63,9 +63,9 @@ def decide(market: Market, old: list[tuple[int, ...]], until: float) -> tuple[Ch
     own = singles(market.worth, market.devices, market.counts)
     is_large = len(market.devices) > PART_JOBS
     choice = _decide_parts(market, own, pairs, until) if is_large else _decide(market, own, pairs, until)[0]
-    kept = _keep(market, own, pairs, old, choice)
-    if kept is not None and kept.worth >= choice.worth * (1 - 1e-9):
-        return kept, True
+    again = _repeat_last(market, own, pairs, old, choice)
+    if again is not None and again.worth >= choice.worth * (1 - 1e-9):
+        return again, True
     return choice, False
 
 
@@ -159,7 +159,7 @@ def _cut(market: Market, members: Ints, counts: Ints) -> Market:
     return Market(market.worth[members], market.devices[members], counts, groups, market.shares, homes)
 
 
-def _keep(
+def _repeat_last(
     market: Market, own: Columns, pairs: PairColumns, old: list[tuple[int, ...]], choice: Choice
 ) -> Choice | None:
     """Choose what the last plan says as far as it still fits, and fill up."""

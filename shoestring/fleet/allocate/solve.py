@@ -179,10 +179,10 @@ class _Search:
             whole = allowed[relaxed.taken >= _WHOLE].tolist()
             split = np.flatnonzero((relaxed.taken > 1 - _WHOLE) & (relaxed.taken < _WHOLE))
             if len(split) == 0:
-                self._keep(taken + whole, have + relaxed.worth)
+                self._note_best(taken + whole, have + relaxed.worth)
                 continue
             rounded = fill(part, np.flatnonzero(relaxed.taken >= _WHOLE), self._jobs, room.left)
-            self._keep(taken + allowed[rounded].tolist(), have + float(part.worth[rounded].sum()))
+            self._note_best(taken + allowed[rounded].tolist(), have + float(part.worth[rounded].sum()))
             pick = int(allowed[split[np.argmax(relaxed.taken[split])]])
             without = allowed[allowed != pick]
             inside = room.copy()
@@ -197,7 +197,7 @@ class _Search:
         small = Columns(part.kind, a, b, part.devices, part.share_a, part.share_b, part.worth)
         return relax(small, len(used), room.left, self._until)
 
-    def _keep(self, chosen: list[int], worth: float) -> None:
+    def _note_best(self, chosen: list[int], worth: float) -> None:
         if worth > self._best * (1 + 1e-12):
             self.chosen, self._best = np.array(sorted(chosen), np.int64), worth
 

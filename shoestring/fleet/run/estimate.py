@@ -14,7 +14,7 @@ from shoestring.fleet.allocate.plan import Demand, Pool
 from shoestring.fleet.engine.devices import Device
 from shoestring.fleet.measure.interference import Interference, Load
 from shoestring.fleet.measure.profile import MARGIN, VERSION, Profile
-from shoestring.fleet.run.store import OPEN, Entry, Store
+from shoestring.fleet.run.database import OPEN, Database, Entry
 
 Profiles = Mapping[str, Profile]  # by kind
 
@@ -39,17 +39,17 @@ def pools_of(devices: Sequence[Device]) -> list[Pool]:
     return [Pool(kind, len(own), min(d.usable_bytes for d in own)) for kind, own in kinds.items()]
 
 
-def measured_profiles(store: Store, key: str, devices: Sequence[Device]) -> dict[str, Profile]:
+def measured_profiles(database: Database, key: str, devices: Sequence[Device]) -> dict[str, Profile]:
     """A job's measured profiles by kind; of a CPU kind, those that were taken as they are now."""
     kinds = {device.kind: device for device in devices}
-    known = {kind: Profile.from_json(text) for kind, text in store.profiles(key).items() if kind in kinds}
+    known = {kind: Profile.from_json(text) for kind, text in database.profiles(key).items() if kind in kinds}
     return {kind: found for kind, found in known.items() if kinds[kind].is_gpu or found.version == VERSION}
 
 
-def load_profiles(store: Store, key: str, devices: Sequence[Device]) -> dict[str, Profile]:
+def load_profiles(database: Database, key: str, devices: Sequence[Device]) -> dict[str, Profile]:
     """A job's profiles by kind: the measured ones, and predictions for others whose rates are known."""
     kinds = {device.kind: device for device in devices}
-    found = measured_profiles(store, key, devices)
+    found = measured_profiles(database, key, devices)
     for kind, other in kinds.items():
         guesses = [
             profile.on(kind, own.rates, other.rates)

@@ -53,7 +53,7 @@ class Life:
 
     @property
     def place(self) -> str:
-        """The names of its devices, as the store keeps them."""
+        """The names of its devices, as the database keeps them."""
         return "+".join(self.device_names)
 
     def follow(self) -> None:

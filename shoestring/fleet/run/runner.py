@@ -1,6 +1,6 @@
 """Run a fleet: decide, start, stop and resume, until every job is done.
 
-The store is the truth: a job is in it before it runs, and what happens to it is written when
+The database is the truth: a job is in it before it runs, and what happens to it is written when
 it happens. Which job runs where is the planner's to say; the runner turns kinds into devices,
 never gives a device to jobs of two placements, and starts a job only when the devices it is
 to have are free. A job that is to move is asked to stop and goes on from its checkpoint.
@@ -22,6 +22,7 @@ from shoestring.fleet.engine.base import Engine, Task
 from shoestring.fleet.engine.devices import Device
 from shoestring.fleet.measure.interference import add_sight
 from shoestring.fleet.measure.profile import Profiler
+from shoestring.fleet.run.database import OPEN, Database, Entry
 from shoestring.fleet.run.estimate import (
     Estimates,
     Profiles,
@@ -31,21 +32,19 @@ from shoestring.fleet.run.estimate import (
     memory_cap,
 )
 from shoestring.fleet.run.life import Life
-from shoestring.fleet.run.store import OPEN, Entry, Store
+from shoestring.fleet.run.planners import Planner
 
 CHECKPOINT_S = 10.0  # between checkpoints, where a job does not say
 _STOP_S = 20.0  # how long a job may take to its next checkpoint, beyond what is expected
 _STOPPING_S = 0.05  # between looks at jobs that were asked to stop
 _COUNTED_S = 5.0  # a window that is long enough to be remembered
 
-Planner = Callable[[Estimates, Plan | None], Plan]
-
 
 @dataclass
 class Runner:
-    """Runs the jobs of a store on an engine. One thread, which holds the store's lock."""
+    """Runs the jobs of a database on an engine. One thread, which holds the database's lock."""
 
-    store: Store
+    database: Database
     engine: Engine
     planner: Planner
     profiler: Profiler | None = None  # without one, jobs that were not profiled wait
@@ -62,12 +61,12 @@ class Runner:
         """Do what is to be done now; return whether anything is left to wait for."""
         self._follow()
         self._drop_unwanted()
-        entries = [e for e in self.store.entries() if e.state in OPEN and not e.is_unwanted]
+        entries = [e for e in self.database.entries() if e.state in OPEN and not e.is_unwanted]
         names = frozenset(entry.job.name for entry in entries)
         self._is_stale |= names != self._known
         self._known = names
         if self._measure(entries):
-            entries = [self.store.entry(entry.job.name) for entry in entries]
+            entries = [self.database.entry(entry.job.name) for entry in entries]
             entries = [entry for entry in entries if entry.state in OPEN]
         if entries and (self._is_stale or time.monotonic() - self._decided_at > self.round_s):
             self._decide(entries)
@@ -79,7 +78,7 @@ class Runner:
         for life in self.lives.values():
             life.running.wait(timeout_s)
             return
-        time.sleep(timeout_s)  # nothing runs: another process may add a job, and says so in the store alone
+        time.sleep(timeout_s)  # nothing runs: only the database tells that another process added a job
 
     def stop(self, grace_s: float = 60.0) -> None:
         """Ask all jobs to stop at a checkpoint, wait for them, end those that do not; none is left."""
@@ -101,7 +100,7 @@ class Runner:
             life.follow()
             self._learn(life)
             if life.steps is not None:
-                self.store.tell(life.job, steps=life.steps, ends_at=self._ends_at(life))
+                self.database.tell(life.job, steps=life.steps, ends_at=self._ends_at(life))
             overdue = life.stop_by is not None and time.monotonic() > life.stop_by
             if overdue:
                 life.running.kill()
@@ -114,31 +113,31 @@ class Runner:
         del self.lives[life.job]
         self._is_stale = True
         self._note_partners()
-        entry = self.store.entry(life.job)
+        entry = self.database.entry(life.job)
         steps = max(entry.steps, life.steps or 0)
-        self.store.tell(life.job, steps=steps)
+        self.database.tell(life.job, steps=steps)
         asked = life.stop_by is not None
         if code == 0:
-            self.store.move(life.job, "done", device=life.place, note=f"{steps} steps")
+            self.database.move(life.job, "done", device=life.place, note=f"{steps} steps")
             self.say(f"`{life.job}` is done")
         elif asked or code == STOPPED:
             note = "stopped at a checkpoint" if code == STOPPED else "ended before its next checkpoint"
-            self.store.move(life.job, "stopped", note=note)
+            self.database.move(life.job, "stopped", note=note)
         else:
-            self.store.move(
+            self.database.move(
                 life.job, "failed", device=life.place, note=f"exit code {code} after {steps} steps"
             )
             self.say(f"`{life.job}` failed with exit code {code}: see `shoestring fleet logs {life.job}`")
 
     def _drop_unwanted(self) -> None:
-        for entry in self.store.entries():
+        for entry in self.database.entries():
             name = entry.job.name
             if entry.is_unwanted:
                 if name in self.lives:
                     self.lives.pop(name).running.kill()
                     self._note_partners()
-                self.store.forget(name)
-                shutil.rmtree(self.store.job_folder(name), ignore_errors=True)
+                self.database.forget(name)
+                shutil.rmtree(self.database.job_folder(name), ignore_errors=True)
                 self._is_stale = True
 
     def _measure(self, entries: Sequence[Entry]) -> bool:
@@ -151,18 +150,18 @@ class Runner:
         for entry in entries:
             if entry.job.name in self.lives:
                 continue
-            known = measured_profiles(self.store, entry.key, self.engine.devices)
+            known = measured_profiles(self.database, entry.key, self.engine.devices)
             for kind, device in idle.items():
                 if kind in known or (entry.job.kinds and kind not in entry.job.kinds):
                     continue
                 measured = self._is_stale = True
-                self.store.tell(entry.job.name, note=f"it is being profiled on `{device.name}`")
+                self.database.tell(entry.job.name, note=f"it is being profiled on `{device.name}`")
                 try:
                     profile = self.profiler.profile(entry.job, device, busy)
-                    self.store.keep_profile(entry.key, kind, profile.to_json())
+                    self.database.save_profile(entry.key, kind, profile.to_json())
                 except FleetError as error:
                     self.say(f"`{entry.job.name}` could not be profiled: {error.message}")
-                    self.store.move(entry.job.name, "failed", note=f"not profiled: {error.message[:500]}")
+                    self.database.move(entry.job.name, "failed", note=f"not profiled: {error.message[:500]}")
                     break
         return measured
 
@@ -170,7 +169,7 @@ class Runner:
         estimates = self._estimate(entries)
         self._decided_at, self._is_stale = time.monotonic(), False
         for name, why in estimates.unplanned.items():
-            self.store.tell(name, note=why)
+            self.database.tell(name, note=why)
         if not estimates.demands:
             self.plan = Plan(())
             return
@@ -180,7 +179,7 @@ class Runner:
             self.say(f"no new plan: {error.message}")
             return
         for name, why in self.plan.reasons.items():
-            self.store.tell(name, note=why)
+            self.database.tell(name, note=why)
 
     def _estimate(self, entries: Sequence[Entry]) -> Estimates:
         return estimate(
@@ -188,11 +187,11 @@ class Runner:
             self.engine.devices,
             self._profiles,
             steps_s=self._speeds,
-            seen=self.store.pairs(),
+            seen=self.database.pairs(),
         )
 
     def _profiles(self, entry: Entry) -> Profiles:
-        return load_profiles(self.store, entry.key, self.engine.devices)
+        return load_profiles(self.database, entry.key, self.engine.devices)
 
     def _act(self, entries: Sequence[Entry]) -> None:
         """Bring what runs closer to the plan."""
@@ -229,7 +228,7 @@ class Runner:
         name, kind = entry.job.name, devices[0].kind
         profile = self._profiles(entry)[kind]
         batch = self._estimate([entry]).batches[name]
-        folder = self.store.job_folder(name)
+        folder = self.database.job_folder(name)
         task = Task(
             name=name,
             command=entry.job.command(batch),
@@ -247,7 +246,7 @@ class Runner:
         why = self.plan.reasons.get(name, "") if self.plan else ""
         life = Life(name, f"{entry.key}:{batch}", task, self.engine.start(task), speed)
         self.lives[name] = life
-        self.store.move(name, "running", device=life.place, note=why, batch=batch)
+        self.database.move(name, "running", device=life.place, note=why, batch=batch)
         self._note_partners()
 
     def _ask_stop(self, life: Life) -> None:
@@ -270,15 +269,15 @@ class Runner:
         if not life.partner:
             self._speeds[life.job, life.kind] = speed[0]
         elif alone:
-            seen = self.store.pairs().get((life.kind, life.work, life.partner))
+            seen = self.database.pairs().get((life.kind, life.work, life.partner))
             factor, seconds = add_sight(seen, min(1.0, speed[0] / alone), speed[1])
-            self.store.keep_pair(life.kind, life.work, life.partner, factor, seconds)
+            self.database.save_pair(life.kind, life.work, life.partner, factor, seconds)
             life.restart_window()
 
     def _ends_at(self, life: Life) -> float | None:
         speed = life.speed()
         steps_s = speed[0] if speed else life.predicted_steps_s
-        entry = self.store.entry(life.job)
+        entry = self.database.entry(life.job)
         if entry.batch is None or life.steps is None or steps_s <= 0:
             return None
         return time.time() + max(0, entry.job.total_steps(entry.batch) - life.steps) / steps_s

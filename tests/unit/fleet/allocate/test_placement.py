@@ -8,8 +8,8 @@ from shoestring.fleet.allocate.placement import place_jobs
 from shoestring.fleet.allocate.plan import Placement, Plan, Pool
 from shoestring.fleet.jobs import Job
 from shoestring.fleet.measure.profile import Profile, Sample
+from shoestring.fleet.run.database import Database
 from shoestring.fleet.run.runner import Runner
-from shoestring.fleet.run.store import Store
 from shoestring.fleet.simulate.simulator import Settings, Simulation
 from shoestring.fleet.simulate.throughputs import parse_throughputs
 from shoestring.fleet.simulate.trace import TraceJob
@@ -102,16 +102,21 @@ class SameRun:
     def __init__(self, folder, jobs):
         script = folder / "train.py"
         script.write_text("pass\n")
-        self.store = Store(folder / "fleet")
+        self.database = Database(folder / "fleet")
         for devices in (1, 2):
             names = [str(job.number) for job in jobs if job.devices == devices]
-            self.store.add([Job(n, str(script), batches=(8,), steps=10, devices=devices) for n in names])
+            self.database.add([Job(n, str(script), batches=(8,), steps=10, devices=devices) for n in names])
         for kind in ("fast", "slow"):
             profile = Profile("", kind, (Sample(8, 0.1, 0.0, GIB, 1.0, 1.0, steps=9),))
-            self.store.keep_profile(self.store.entries()[0].key, kind, profile.to_json())
+            self.database.save_profile(self.database.entries()[0].key, kind, profile.to_json())
         self.engine = ScriptedEngine(ENGINE_DEVICES)
         self.placements = ()
-        self.runner = Runner(self.store, self.engine, lambda *_: Plan(tuple(self.placements)), round_s=-1.0)
+        self.runner = Runner(
+            self.database, self.engine, lambda *_: Plan(tuple(self.placements)), round_s=-1.0
+        )
+
+    def plan(self, estimates, last):
+        return Plan(tuple(self.placements))
 
     def devices(self):
         return {name: life.devices for name, life in self.runner.lives.items()}
@@ -132,7 +137,7 @@ class SameRun:
 
     def close(self):
         self.engine.close()
-        self.store.close()
+        self.database.close()
 
 
 @pytest.mark.parametrize("seed", range(3))

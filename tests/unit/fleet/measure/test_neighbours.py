@@ -186,7 +186,7 @@ def test_a_neighbour_that_takes_no_step_is_waited_for_no_longer_than_the_limit(s
 
 @pytest.mark.parametrize(
     ("device", "busy"),
-    [(Device("card", "card", 8 * GIB, 8 * GIB, uuid="GPU-of-nobody"), ()), (ONE, ("two",))],
+    [(Device("gpu", "gpu", 8 * GIB, 8 * GIB, uuid="GPU-of-nobody"), ()), (ONE, ("two",))],
     ids=["gpu", "busy"],
 )
 def test_a_gpu_has_no_neighbours_and_busy_devices_are_left_alone(start, device, busy):

@@ -85,7 +85,7 @@ def default_folder() -> Path:
     return Path(home) / "shoestring" / "fleet"
 
 
-class Store:
+class Database:
     """The fleet of one folder. Use it in one thread; close it, or use it in a `with`."""
 
     def __init__(self, folder: Path) -> None:
@@ -114,7 +114,7 @@ class Store:
     def close(self) -> None:
         self._db.close()
 
-    def __enter__(self) -> "Store":
+    def __enter__(self) -> "Database":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -201,7 +201,7 @@ class Store:
         )
         return [Change(*row) for row in rows]
 
-    def keep_profile(self, key: str, kind: str, data: str) -> None:
+    def save_profile(self, key: str, kind: str, data: str) -> None:
         """Keep what was measured of some code on a kind of device."""
         self._db.execute(
             "insert or replace into profiles values (?, ?, ?, ?)", (key, kind, data, time.time())
@@ -211,7 +211,7 @@ class Store:
         """What was measured of some code, by kind of device."""
         return dict(self._db.execute("select kind, data from profiles where key = ?", (key,)).fetchall())
 
-    def keep_pair(self, kind: str, a: str, b: str, factor: float, seen: float) -> None:
+    def save_pair(self, kind: str, a: str, b: str, factor: float, seen: float) -> None:
         """Keep how fast `a` was beside `b` as a part of its speed alone, and for how many seconds."""
         self._db.execute("insert or replace into pairs values (?, ?, ?, ?, ?)", (kind, a, b, factor, seen))
 
