@@ -113,7 +113,7 @@ def rebalance(current: Split, measured_s: Sequence[float], *, gain: float = GAIN
 
 
 def _nearly(global_batch: int, curves: Sequence[Curve]) -> list[int]:
-    """What is given out within the longest time that does not give out too much."""
+    """Give out what devices do within a time: the longest in which they take no more than the batch."""
     enough = max(curve.at(curve.most) for curve in curves)
     too_little = 0.0
     for _ in range(_BISECTIONS):

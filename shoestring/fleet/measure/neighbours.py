@@ -35,7 +35,7 @@ class Neighbour:
     problem: str = ""
 
     def is_out(self) -> bool:
-        """Look whether it does not count, or no longer."""
+        """Say whether the task was not started, is late or has ended."""
         code = self.running.poll() if self.running is not None else None
         if code is not None and not self.problem:
             self.problem = f"the job ended there with exit code {code}"

@@ -116,7 +116,7 @@ class Profile:
         try:
             facts = msgspec.json.decode(text)
             if isinstance(facts, dict):
-                facts.setdefault("version", 1)  # which did not say so
+                facts.setdefault("version", 1)  # profiles of version 1 do not have the field
             return msgspec.convert(facts, cls)
         except msgspec.MsgspecError as error:
             raise FleetError(
@@ -125,7 +125,7 @@ class Profile:
             ) from None
 
     def on(self, kind: str, own: Rates, other: Rates) -> "Profile":
-        """Predict another kind, from the rates of both: between what the two say, and unsure by as much."""
+        """Predict another kind: slower by the mean of two ratios of rates, unsure by how far they differ."""
         ratios = [own.matmul_flop_s / other.matmul_flop_s, own.copy_bytes_s / other.copy_bytes_s]
         slower = math.sqrt(ratios[0] * ratios[1])
         samples = tuple(
@@ -269,7 +269,7 @@ def _read(path: Path, batch: int, device: Device, started_at: float, usage: Usag
     times = sorted(result.step_s)
     lower, _, upper = statistics.quantiles(times, n=4)
     total_s = sum(times)
-    busy, bandwidth = 1.0, 0.0  # what a job leaves of its cores' time is what other processes took
+    busy, bandwidth = 1.0, 0.0  # a CPU job counts as always busy: time that it leaves, other processes took
     if device.is_gpu:
         busy, bandwidth = usage.between(result.ended_at - total_s, result.ended_at)
     return Sample(

@@ -5,7 +5,7 @@ process that is killed leaves it as its last transaction did (a power cut may un
 few). A job's state changes in one transaction with the line of its history.
 
 One process runs a fleet: it holds a lock on a file, which the kernel lets go when that
-process ends, however it ends. What a dead one had running is then `stopped`: see `recover`.
+process ends, however it ends. Jobs that it had running are then `stopped`: see `recover`.
 """
 
 import contextlib
@@ -175,7 +175,7 @@ class Database:
 
     def tell(self, name: str, *, steps: int | None = None, note: str | None = None,
              ends_at: float | None = None) -> None:  # fmt: skip
-        """Keep how far a job is, why it is where it is, and when it will be done."""
+        """Write down the steps of a job, the reason for its state, and its expected end."""
         self._db.execute(
             "update jobs set steps = max(steps, coalesce(?, steps)), note = coalesce(?, note), ends_at = ? "
             "where name = ?",
@@ -242,7 +242,7 @@ class Database:
             yield
 
     def recover(self) -> list[str]:
-        """Mark as stopped what a process that is gone had running; return the names. Hold the lock."""
+        """Mark jobs as stopped that a process which ended had running; return their names. Hold the lock."""
         lost = [entry.job.name for entry in self.entries() if entry.state == "running"]
         for name in lost:
             self.move(name, "stopped", note="the process that ran the fleet ended")

@@ -144,10 +144,11 @@ def _total_s(entry: Entry, profile: Profile, batch: int) -> float:
 def _speeds(
     name: str, profiles: Profiles, batch: int, seen: Mapping[tuple[str, str], float]
 ) -> dict[str, float]:
-    """Steps a second by kind: as seen where the job ran, and elsewhere off its profile by as much.
+    """Steps a second by kind: those seen on kinds where the job ran, and scaled profiles elsewhere.
 
-    A job that is slower than its profile is most often so for reasons of its own, or the
-    machine's: to think it faster wherever it has not been would have it moved for nothing.
+    The profile's speeds are scaled by the mean ratio of seen speed to profile: a job that is slower
+    than its profile on one kind is most often slower on all. Unscaled speeds of other kinds would
+    look faster than they are, and move the job there for nothing.
     """
     speeds = {kind: _speed(profile, batch) for kind, profile in profiles.items()}
     ratios = [seen[name, k] / speed for k, speed in speeds.items() if speed > 0 and (name, k) in seen]

@@ -37,7 +37,7 @@ class Life:
 
     def __post_init__(self) -> None:
         self._tail = Tail(self.task.folder)
-        self._tail.poll()  # what earlier lives did
+        self._tail.poll()  # passes over the events of earlier lives
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -1,9 +1,9 @@
 """Run a fleet: decide, start, stop and resume, until every job is done.
 
 The database is the truth: a job is in it before it runs, and what happens to it is written when
-it happens. Which job runs where is the planner's to say; the runner turns kinds into devices,
-never gives a device to jobs of two placements, and starts a job only when the devices it is
-to have are free. A job that is to move is asked to stop and goes on from its checkpoint.
+it happens. The planner says which job runs on which kind, `place_jobs` on which devices. The
+runner never lets jobs of two placements run on one device: it starts a job only when its
+devices are free. A job that is to move is asked to stop and goes on from its checkpoint.
 
 A new decision is made when a job comes, ends or leaves, and every `round_s`. A planner that
 fails changes nothing: the last plan stands.
@@ -95,7 +95,7 @@ class Runner:
                 self._follow()
 
     def _follow(self) -> None:
-        """Take in what running jobs report, and their ends."""
+        """Read the events of running jobs, and handle the jobs that ended."""
         for life in list(self.lives.values()):
             life.follow()
             self._learn(life)
@@ -194,7 +194,7 @@ class Runner:
         return load_profiles(self.database, entry.key, self.engine.devices)
 
     def _act(self, entries: Sequence[Entry]) -> None:
-        """Bring what runs closer to the plan."""
+        """Stop and start jobs, so that those that run come closer to the plan."""
         if self.plan is None:
             return
         devices = {device.name: device for device in self.engine.devices}
