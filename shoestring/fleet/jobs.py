@@ -77,7 +77,7 @@ class Job:
         self._demand(self.every >= 0, f"has checkpoints every {self.every} steps, expected 0 or more")
 
     def total_steps(self, batch: int) -> int:
-        """How many steps the whole job is with this batch size."""
+        """The steps of the whole job with this batch size."""
         return self.steps or max(1, math.floor(self.epochs * (self.samples // batch)))
 
     def command(self, batch: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the commands of a fleet have in common: its folder, its devices, its table."""
+"""Options and output that the commands of a fleet share: its folder, its devices, its table."""
 
 import time
 from collections.abc import Sequence

@@ -25,7 +25,7 @@ def plan(objective: Objective = "jct", folder: Folder = None, as_json: AsJson = 
     check_objective(objective)
     with open_database(folder) as database:
         devices = devices_of(database)
-        if database.is_run():  # what is taken now is taken by jobs that this plan is about
+        if database.is_run():  # memory in use now is that of the jobs that are planned
             devices = [replace(device, free_bytes=device.memory_bytes) for device in devices]
         estimates = estimate(
             database.entries(),

@@ -20,7 +20,7 @@ EXPAND_UP_TO = 200_000
 
 @dataclass(frozen=True)
 class Homes:
-    """Where jobs are now, and the part of its worth that a job loses when it starts somewhere else.
+    """The kind that each job runs on now, and the part of its worth that it loses by starting elsewhere.
 
     `kind[j]` is -1 for a job that does not run; `mate[j]` is the job it shares with, or -1.
     """

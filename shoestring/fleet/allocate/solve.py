@@ -30,7 +30,7 @@ _WHOLE = 1 - 1e-6
 
 @dataclass(frozen=True)
 class Relaxed:
-    """How much of each column is taken, what that is worth, and the prices that prove it best."""
+    """A relaxed solution: the part of each column that is taken, its worth, and the prices that prove it."""
 
     taken: Floats
     worth: float

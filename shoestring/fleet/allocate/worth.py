@@ -1,4 +1,4 @@
-"""What it is worth to run a job on a kind of device until the next decision, by objective.
+"""The worth of running a job on a kind of device until the next decision, by objective.
 
 `worth[j, k]` is for job j alone on kind k; sharing scales it with the share of
 its speed that the job keeps. The plan takes what adds up to the most, so only

@@ -44,7 +44,7 @@ class Neighbour:
 
 @dataclass
 class Neighbours:
-    """All that runs beside a task; `timed` is that task, which waits for them."""
+    """The timed task and the tasks beside it. The timed task waits for them at its gate."""
 
     timed: Task
     beside: Sequence[Neighbour]

@@ -1,4 +1,4 @@
-"""What a job costs on a kind of device: real steps of the user's own script, timed.
+"""Profiles: the time and memory of a job's steps on a kind of device, measured in trials of its script.
 
 A script is run for some steps at a few batch sizes, smallest first. Before each larger one
 the memory it will take is predicted from the smaller ones, and one that would not fit with
@@ -54,7 +54,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a job's code costs on one kind of device."""
+    """Step time and memory of a job's code on one kind of device."""
 
     key: str
     kind: str

@@ -1,4 +1,4 @@
-"""The fleet's memory: jobs with their history, what was measured, and who runs them.
+"""The database of a fleet: jobs with their history, profiles, and the lock of the process that runs them.
 
 One SQLite file in the fleet's folder, in WAL mode: several commands may use it at once, and a
 process that is killed leaves it as its last transaction did (a power cut may undo the last
@@ -78,7 +78,7 @@ class Change:
 
 
 def default_folder() -> Path:
-    """Where a fleet is kept: `SHOESTRING_FLEET`, or `fleet` in the user's state folder."""
+    """The folder of a fleet: `SHOESTRING_FLEET`, or `fleet` in the user's state folder."""
     if given := os.environ.get("SHOESTRING_FLEET"):
         return Path(given)
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -121,7 +121,7 @@ class Database:
         self.close()
 
     def job_folder(self, name: str) -> Path:
-        """Where a job's output, event logs and checkpoints are."""
+        """The folder of a job's output, event logs and checkpoints."""
         return self.folder / "jobs" / name
 
     def add(self, jobs: list[Job]) -> None:
@@ -202,21 +202,21 @@ class Database:
         return [Change(*row) for row in rows]
 
     def save_profile(self, key: str, kind: str, data: str) -> None:
-        """Keep what was measured of some code on a kind of device."""
+        """Save the profile of a job's code on a kind of device."""
         self._db.execute(
             "insert or replace into profiles values (?, ?, ?, ?)", (key, kind, data, time.time())
         )
 
     def profiles(self, key: str) -> dict[str, str]:
-        """What was measured of some code, by kind of device."""
+        """The saved profiles of a job's code, by kind of device."""
         return dict(self._db.execute("select kind, data from profiles where key = ?", (key,)).fetchall())
 
     def save_pair(self, kind: str, a: str, b: str, factor: float, seen: float) -> None:
-        """Keep how fast `a` was beside `b` as a part of its speed alone, and for how many seconds."""
+        """Save the speed of `a` beside `b` as a part of its speed alone, and for how long it was seen."""
         self._db.execute("insert or replace into pairs values (?, ?, ?, ?, ?)", (kind, a, b, factor, seen))
 
     def pairs(self) -> dict[tuple[str, str, str], tuple[float, float]]:
-        """All that was seen of pairs: `(kind, a, b)` gives the factor and the seconds."""
+        """The saved speeds of pairs: `(kind, a, b)` gives the factor and the seconds."""
         rows = self._db.execute("select kind, a, b, factor, seen from pairs")
         return {(kind, a, b): (factor, seen) for kind, a, b, factor, seen in rows}
 

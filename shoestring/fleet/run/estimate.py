@@ -1,4 +1,4 @@
-"""From jobs and profiles to what the allocator is told: demands, pools and pairs.
+"""From jobs and profiles to the input of the allocator: demands, pools and pairs.
 
 A job's batch size is the one it was started with; before that, of those allowed and fitting,
 the one that finishes soonest on the fastest kind when its length is given in epochs, and the
@@ -21,7 +21,7 @@ Profiles = Mapping[str, Profile]  # by kind
 
 @dataclass(frozen=True)
 class Estimates:
-    """What is known of all open jobs, for one decision."""
+    """The input of one decision: all open jobs, the devices, and how jobs slow each other."""
 
     demands: list[Demand]
     pools: list[Pool]

@@ -33,7 +33,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a simulation is told besides the jobs and devices."""
+    """Settings of a simulation, apart from its jobs and devices."""
 
     objective: Objective | Literal["fifo"] = "jct"
     packing: bool = False
