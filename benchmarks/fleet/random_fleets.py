@@ -23,16 +23,19 @@ def main() -> None:
     args = parser.parse_args()
     os.environ["SHOESTRING_EXAMPLES"] = str(args.examples)  # read where the tests are defined
     from shoestring.cli import env
-    from tests.unit.fleet.allocate import test_allocate_random as tests
+    from tests.unit.fleet.allocate.fleets import checked
+    from tests.unit.fleet.allocate.test_allocator import test_promises_hold
+    from tests.unit.fleet.allocate.test_decide import test_small_choices_are_the_best_of_all
+    from tests.unit.fleet.allocate.test_fluid import test_one_kind_ends_when_mcnaughton_says
 
     start = time.monotonic()
-    tests.test_promises_hold()
-    tests.test_small_choices_are_the_best_of_all()
-    tests.test_one_kind_ends_when_mcnaughton_says()
+    test_promises_hold()
+    test_small_choices_are_the_best_of_all()
+    test_one_kind_ends_when_mcnaughton_says()
     result = {
         "machine": env.collect(),
         "examples_asked": args.examples,
-        "fleets_checked": dict(tests.checked),
+        "fleets_checked": dict(checked),
         "failures": 0,
         "seconds": round(time.monotonic() - start, 1),
     }

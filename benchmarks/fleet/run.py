@@ -22,10 +22,10 @@ from shoestring.fleet.engine.devices import parse_cpus
 from shoestring.fleet.engine.local import LocalEngine
 from shoestring.fleet.jobs import Job
 from shoestring.fleet.measure.profile import Profiler
+from shoestring.fleet.run.database import Database
 from shoestring.fleet.run.estimate import load_profiles
-from shoestring.fleet.run.policies import POLICIES, make_planner
+from shoestring.fleet.run.planners import PLANNERS, make_planner
 from shoestring.fleet.run.runner import Runner
-from shoestring.fleet.run.store import Store
 from shoestring.fleet.run.timeline import draw, intervals
 from shoestring.observe.events import read_events
 
@@ -47,13 +47,15 @@ def jobs_of(scale: float) -> list[Job]:
     return [job("mlp", 256, 1300), job("text", 16, 1600), job("conv", 128, 1000)]
 
 
-def run_policy(policy: str, folder: Path, jobs: list[Job], profiled: Store, engine: LocalEngine) -> Store:
+def run_policy(
+    policy: str, folder: Path, jobs: list[Job], profiled: Database, engine: LocalEngine
+) -> Database:
     """Run all jobs under one policy, in a fleet of its own."""
-    store = Store(folder)
+    store = Database(folder)
     store.add(jobs)
     for entry in store.entries():
         for kind, data in profiled.profiles(entry.key).items():
-            store.keep_profile(entry.key, kind, data)
+            store.save_profile(entry.key, kind, data)
     runner = Runner(store, engine, make_planner(policy, "jct", round_s=ROUND_S), round_s=ROUND_S, say=print)
     with store.hold():
         try:
@@ -64,7 +66,7 @@ def run_policy(policy: str, folder: Path, jobs: list[Job], profiled: Store, engi
     return store
 
 
-def figures(store: Store) -> dict[str, Any]:
+def figures(store: Database) -> dict[str, Any]:
     """When the jobs were done, counted from the first start."""
     bars = intervals(store.history())
     began = min(bar.start_at for bar in bars)
@@ -83,7 +85,7 @@ def figures(store: Store) -> dict[str, Any]:
     }
 
 
-def predictions(store: Store, engine: LocalEngine) -> list[dict[str, Any]]:
+def predictions(store: Database, engine: LocalEngine) -> list[dict[str, Any]]:
     """Predicted and measured step times of the lives that had their device alone."""
     rows = []
     bars = intervals(store.history())
@@ -116,7 +118,7 @@ def predictions(store: Store, engine: LocalEngine) -> list[dict[str, Any]]:
     return rows
 
 
-def lives_of(store: Store, job: str) -> list[list[tuple[int, float]]]:
+def lives_of(store: Database, job: str) -> list[list[tuple[int, float]]]:
     """The steps and times of each life, the first few steps left out."""
     lives: list[list[tuple[int, float]]] = []
     for event in read_events(store.job_folder(job) / "events-worker-0.jsonl"):
@@ -140,19 +142,19 @@ def main() -> None:
     jobs = jobs_of(arguments.scale)
     engine = LocalEngine(devices)
     try:
-        with Store(folder / "profiled") as profiled:
+        with Database(folder / "profiled") as profiled:
             profiler = Profiler(engine, folder / "profile", say=print)
             for job in jobs:
                 for device in devices:
                     found = profiler.profile(job, device)
-                    profiled.keep_profile(job.key(), device.kind, found.to_json())
+                    profiled.save_profile(job.key(), device.kind, found.to_json())
             report: dict[str, Any] = {
                 "machine": {**env.collect(), "load_before": load_before},
                 "devices": arguments.cpu,
                 "jobs": {job.name: {"steps": job.steps, "batch": job.batches[0]} for job in jobs},
                 "policies": {},
             }
-            for policy in POLICIES:
+            for policy in PLANNERS:
                 with run_policy(policy, folder / policy, jobs, profiled, engine) as store:
                     report["policies"][policy] = figures(store)
                     draw(intervals(store.history()), folder / f"{policy}.html")
@@ -166,7 +168,7 @@ def main() -> None:
         policy: {
             key: plan[key] / report["policies"][policy][key] for key in ("total_s", "average_completion_s")
         }
-        for policy in POLICIES[1:]
+        for policy in PLANNERS[1:]
     }
     report["worst_prediction"] = max(abs(row["off"]) for row in report["predictions"])
     print(json.dumps(report["predictions"], indent=1), report["plan_over"], report["worst_prediction"])

@@ -4,7 +4,7 @@ A TOML file is one job, or several as `[[job]]` tables; a Python file defines `j
 Paths are relative to the file. `{batch}` in an argument becomes the batch size, which is in
 the variable `SHOESTRING_BATCH` too.
 
-How long a job is, it says as `steps`, or as `epochs` of `samples`: then steps follow from
+The length of a job is given as `steps`, or as `epochs` of `samples`: then the steps follow from
 the batch size. A job keeps the batch size it was first started with.
 """
 
@@ -77,7 +77,7 @@ class Job:
         self._demand(self.every >= 0, f"has checkpoints every {self.every} steps, expected 0 or more")
 
     def total_steps(self, batch: int) -> int:
-        """How many steps the whole job is with this batch size."""
+        """The steps of the whole job with this batch size."""
         return self.steps or max(1, math.floor(self.epochs * (self.samples // batch)))
 
     def command(self, batch: int) -> list[str]:

@@ -13,10 +13,10 @@ import torch
 from shoestring.checkpoint.saver import Saver
 from shoestring.errors import UsageError
 from shoestring.worker.exchange import Traffic
-from shoestring.worker.probe import Probe
 from shoestring.worker.reporter import Reporter
 from shoestring.worker.rounds.differences import DifferenceRounds
 from shoestring.worker.rounds.gradients import GradientRounds
+from shoestring.worker.trial import Trial
 
 
 class SharedOptimizer(torch.optim.Optimizer):
@@ -35,7 +35,7 @@ class SharedOptimizer(torch.optim.Optimizer):
         self.driver = driver
         self._saver = saver
         self._reporter = reporter
-        self._probe = Probe()
+        self._trial = Trial()
         self._samples = 0
         self._is_made = True
 
@@ -48,7 +48,7 @@ class SharedOptimizer(torch.optim.Optimizer):
         """Exchange, and bring the parameters up to date, as the sync policy says."""
         if self._saver is not None:
             self._saver.step_begins()
-        self._probe.step_begins(self.driver.rounds)
+        self._trial.step_begins(self.driver.rounds)
         loss = None
         if closure is not None:
             with torch.enable_grad():

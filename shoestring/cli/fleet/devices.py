@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoestring.cli.fleet.options import DEVICES, AsJson, Folder, console, open_store, say
+from shoestring.cli.fleet.options import DEVICES, AsJson, Folder, console, open_database, say
 
 if TYPE_CHECKING:
     from shoestring.fleet.engine.devices import Device
-    from shoestring.fleet.run.store import Store
+    from shoestring.fleet.run.database import Database
 
 
 def devices(
@@ -28,18 +28,18 @@ def devices(
     """Find this machine's devices, measure them, and keep them for this fleet."""
     from shoestring.fleet.engine.devices import find_devices, save
 
-    with open_store(folder) as store:
+    with open_database(folder) as database:
         found = find_devices(cpu)
         if measure:
-            found = _measured(found, store)
-        save(found, store.folder / DEVICES)
+            found = _measured(found, database)
+        save(found, database.folder / DEVICES)
     if as_json:
         typer.echo(json.dumps([asdict(device) for device in found], indent=2))
     else:
         _show(found)
 
 
-def _measured(found: "list[Device]", store: "Store") -> "list[Device]":
+def _measured(found: "list[Device]", database: "Database") -> "list[Device]":
     """Measure one device of each kind; it stands for the others."""
     from shoestring.fleet.engine.local import LocalEngine
     from shoestring.fleet.measure.rates import measure_rates
@@ -50,7 +50,7 @@ def _measured(found: "list[Device]", store: "Store") -> "list[Device]":
         for device in found:
             if device.kind not in rates:
                 say(f"measuring {device.name}")
-                rates[device.kind] = measure_rates(engine, device, store.folder / "rates" / device.name)
+                rates[device.kind] = measure_rates(engine, device, database.folder / "rates" / device.name)
     finally:
         engine.close()
     return [replace(device, rates=rates[device.kind]) for device in found]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shoestring.cli.fleet.options import AsJson, Folder, console, facts_of, open_store, say, table_of
+from shoestring.cli.fleet.options import AsJson, Folder, console, facts_of, open_database, say, table_of
 from shoestring.errors import FleetError
 
 _LOG_BYTES = 1 << 16
@@ -24,8 +24,8 @@ def add(
     from shoestring.fleet.jobs import read_jobs
 
     jobs = [job for file in files for job in read_jobs(file)]
-    with open_store(folder) as store:
-        store.add(jobs)
+    with open_database(folder) as database:
+        database.add(jobs)
     names = [job.name for job in jobs]
     if as_json:
         typer.echo(json.dumps({"added": names}))
@@ -36,8 +36,8 @@ def add(
 
 def ls(folder: Folder = None, as_json: AsJson = False) -> None:
     """List the jobs, in the order they were added."""
-    with open_store(folder) as store:
-        entries, is_run = store.entries(), store.is_run()
+    with open_database(folder) as database:
+        entries, is_run = database.entries(), database.is_run()
     if as_json:
         typer.echo(json.dumps([facts_of(entry, is_run=is_run) for entry in entries], indent=2))
     else:
@@ -49,16 +49,16 @@ def rm(
     folder: Folder = None,
 ) -> None:
     """Remove jobs with their logs and checkpoints; one that runs is ended."""
-    with open_store(folder) as store:
+    with open_database(folder) as database:
         for name in names:
-            store.entry(name)
+            database.entry(name)
         for name in names:
-            store.unwant(name)
+            database.unwant(name)
         try:
-            with store.hold():
+            with database.hold():
                 for name in names:
-                    store.forget(name)
-                    shutil.rmtree(store.job_folder(name), ignore_errors=True)
+                    database.forget(name)
+                    shutil.rmtree(database.job_folder(name), ignore_errors=True)
         except FleetError:
             say("the process that runs this fleet removes them")
 
@@ -67,8 +67,8 @@ def why(name: Name, folder: Folder = None, as_json: AsJson = False) -> None:
     """Say why a job is where it is, or what it waits for."""
     from shoestring.fleet.run.why import explain
 
-    with open_store(folder) as store:
-        entry, is_run = store.entry(name), store.is_run()
+    with open_database(folder) as database:
+        entry, is_run = database.entry(name), database.is_run()
     typer.echo(
         json.dumps(facts_of(entry, is_run=is_run), indent=2) if as_json else explain(entry, is_run=is_run)
     )
@@ -76,9 +76,9 @@ def why(name: Name, folder: Folder = None, as_json: AsJson = False) -> None:
 
 def logs(name: Name, folder: Folder = None) -> None:
     """Print the end of what a job printed, over all its lives."""
-    with open_store(folder) as store:
-        store.entry(name)
-        path = store.job_folder(name) / "output.log"
+    with open_database(folder) as database:
+        database.entry(name)
+        path = database.job_folder(name) / "output.log"
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _LOG_BYTES))

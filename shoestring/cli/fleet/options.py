@@ -1,4 +1,4 @@
-"""What the commands of a fleet have in common: its folder, its devices, its table."""
+"""Options and output that the commands of a fleet share: its folder, its devices, its table."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from shoestring.fleet.engine.devices import Device
-    from shoestring.fleet.run.store import Entry, Store
+    from shoestring.fleet.run.database import Database, Entry
 
 Folder = Annotated[
     Path | None,
@@ -26,17 +26,17 @@ DEVICES = "devices.json"
 _WIDTH = 110
 
 
-def open_store(folder: Path | None) -> "Store":
-    from shoestring.fleet.run.store import Store, default_folder
+def open_database(folder: Path | None) -> "Database":
+    from shoestring.fleet.run.database import Database, default_folder
 
-    return Store(folder or default_folder())
+    return Database(folder or default_folder())
 
 
-def devices_of(store: "Store") -> "list[Device]":
+def devices_of(database: "Database") -> "list[Device]":
     """The devices that `fleet devices` wrote down, or what is found now."""
     from shoestring.fleet.engine import devices
 
-    path = store.folder / DEVICES
+    path = database.folder / DEVICES
     return devices.load(path) if path.exists() else devices.find_devices()
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from shoestring.cli.fleet.options import AsJson, Folder, devices_of, open_store
+from shoestring.cli.fleet.options import AsJson, Folder, devices_of, open_database
 from shoestring.errors import UsageError
 
 OBJECTIVES = ("jct", "makespan", "fair", "cost")
@@ -20,18 +20,18 @@ def plan(objective: Objective = "jct", folder: Folder = None, as_json: AsJson = 
     """Show which job would run where now, and why; start nothing."""
     from shoestring.fleet.allocate.plan import Plan
     from shoestring.fleet.run.estimate import estimate, load_profiles
-    from shoestring.fleet.run.policies import make_planner
+    from shoestring.fleet.run.planners import make_planner
 
     check_objective(objective)
-    with open_store(folder) as store:
-        devices = devices_of(store)
-        if store.is_run():  # what is taken now is taken by jobs that this plan is about
+    with open_database(folder) as database:
+        devices = devices_of(database)
+        if database.is_run():  # memory in use now is that of the jobs that are planned
             devices = [replace(device, free_bytes=device.memory_bytes) for device in devices]
         estimates = estimate(
-            store.entries(),
+            database.entries(),
             devices,
-            lambda entry: load_profiles(store, entry.key, devices),
-            seen=store.pairs(),
+            lambda entry: load_profiles(database, entry.key, devices),
+            seen=database.pairs(),
         )
     planner = make_planner("plan", cast(Any, objective))
     found = planner(estimates, None) if estimates.demands else Plan(())

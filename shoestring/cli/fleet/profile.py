@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoestring.cli.fleet.options import AsJson, Folder, console, devices_of, open_store, say
+from shoestring.cli.fleet.options import AsJson, Folder, console, devices_of, open_database, say
 
 if TYPE_CHECKING:
     from shoestring.fleet.measure.profile import Profile
@@ -24,20 +24,20 @@ def profile(
     from shoestring.fleet.run.estimate import load_profiles, measured_profiles
 
     shown: list[dict[str, Any]] = []
-    with open_store(folder) as store, store.hold():
-        entries = [store.entry(name) for name in names] if names else store.entries()
-        engine = LocalEngine(devices_of(store))
-        profiler = Profiler(engine, store.folder / "profile", say, steps=steps)
+    with open_database(folder) as database, database.hold():
+        entries = [database.entry(name) for name in names] if names else database.entries()
+        engine = LocalEngine(devices_of(database))
+        profiler = Profiler(engine, database.folder / "profile", say, steps=steps)
         try:
             for entry in entries:
                 one_each = {device.kind: device for device in engine.devices}
                 for kind, device in one_each.items():
                     if entry.job.kinds and kind not in entry.job.kinds:
                         continue
-                    if again or kind not in measured_profiles(store, entry.key, engine.devices):
+                    if again or kind not in measured_profiles(database, entry.key, engine.devices):
                         found = profiler.profile(entry.job, device)
-                        store.keep_profile(entry.key, kind, found.to_json())
-                for own in load_profiles(store, entry.key, engine.devices).values():
+                        database.save_profile(entry.key, kind, found.to_json())
+                for own in load_profiles(database, entry.key, engine.devices).values():
                     shown.append(_facts(entry.job.name, own))
         finally:
             engine.close()

@@ -9,22 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from shoestring.cli.fleet.options import AsJson, Folder, devices_of, facts_of, open_store, say, table_of
+from shoestring.cli.fleet.options import AsJson, Folder, devices_of, facts_of, open_database, say, table_of
 from shoestring.cli.fleet.plan import Objective, check_objective
 
 if TYPE_CHECKING:
     from shoestring.fleet.engine.base import Engine
+    from shoestring.fleet.run.database import Database
     from shoestring.fleet.run.runner import Runner
-    from shoestring.fleet.run.store import Store
 
 _LOOK_S = 0.25
 
 
 def run(
     objective: Objective = "jct",
-    policy: Annotated[
+    planner_name: Annotated[
         str,
-        typer.Option(metavar="plan|fifo|even", help="The allocator's plan, or a yardstick to compare with."),
+        typer.Option(
+            "--policy", metavar="plan|fifo|even", help="The allocator's plan, or a yardstick to compare with."
+        ),
     ] = "plan",
     round_s: Annotated[float, typer.Option("--round", min=1, help="Seconds between decisions.")] = 60.0,
     forever: Annotated[bool, typer.Option("--forever", help="Wait for jobs to be added.")] = False,
@@ -50,24 +52,24 @@ def run(
     checkpoint; a later `run` goes on from there.
     """
     from shoestring.fleet.measure.profile import Profiler
-    from shoestring.fleet.run.policies import make_planner
+    from shoestring.fleet.run.planners import make_planner
     from shoestring.fleet.run.runner import Runner
     from shoestring.launch.signals import signals_as_exceptions
 
     check_objective(objective)
-    planner = make_planner(policy, cast(Any, objective), round_s=round_s)
-    with open_store(folder) as store, store.hold():
-        for name in store.recover():
+    planner = make_planner(planner_name, cast(Any, objective), round_s=round_s)
+    with open_database(folder) as database, database.hold():
+        for name in database.recover():
             say(f"`{name}` goes on from its checkpoint")
-        with _engine(store, on, allow_open=allow_open) as engine:
-            profiler = Profiler(engine, store.folder / "profile", say)
-            runner = Runner(store, engine, planner, profiler, round_s=round_s, say=say)
+        with _engine(database, on, allow_open=allow_open) as engine:
+            profiler = Profiler(engine, database.folder / "profile", say)
+            runner = Runner(database, engine, planner, profiler, round_s=round_s, say=say)
             with signals_as_exceptions():
                 try:
-                    _loop(runner, store, forever=forever)
+                    _loop(runner, database, forever=forever)
                 finally:
                     runner.stop(grace_s)
-        entries = store.entries()
+        entries = database.entries()
     if as_json:
         typer.echo(json.dumps([facts_of(entry, is_run=False) for entry in entries], indent=2))
     if any(entry.state == "failed" for entry in entries):
@@ -75,12 +77,12 @@ def run(
 
 
 @contextmanager
-def _engine(store: "Store", on: str, *, allow_open: bool) -> Iterator["Engine"]:
+def _engine(database: "Database", on: str, *, allow_open: bool) -> Iterator["Engine"]:
     """The engine to run on; closed afterwards."""
     if not on:
         from shoestring.fleet.engine.local import LocalEngine
 
-        with closing(LocalEngine(devices_of(store))) as engine:
+        with closing(LocalEngine(devices_of(database))) as engine:
             yield engine
         return
     from shoestring.fleet.engine.ray import RayEngine
@@ -101,15 +103,15 @@ def timeline(
 
     from shoestring.fleet.run.timeline import draw, intervals
 
-    with open_store(folder) as store:
-        found = intervals(store.history())
+    with open_database(folder) as database:
+        found = intervals(database.history())
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in found], indent=2))
     else:
         typer.echo(str(draw(found, output)))
 
 
-def _loop(runner: "Runner", store: "Store", *, forever: bool) -> None:
+def _loop(runner: "Runner", database: "Database", *, forever: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -118,7 +120,7 @@ def _loop(runner: "Runner", store: "Store", *, forever: bool) -> None:
     said: dict[str, tuple[str, str]] = {}
     with Live(console=console, auto_refresh=False) if is_shown else nullcontext() as live:
         while runner.look() or forever:
-            entries = store.entries()
+            entries = database.entries()
             if live is not None:
                 live.update(table_of(entries, is_run=True), refresh=True)
             else:

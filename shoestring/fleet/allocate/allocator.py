@@ -3,9 +3,9 @@
 `allocate` weighs every job on every kind (`worth`), adds the pairs that may
 share a device (`pairing`), and takes the columns that are worth the most
 together (`columns`, `decide`, `solve`). It never gives out more devices than there are, never
-plans a device over its memory, and names every job with a reason. The same
-question gets the same answer, unless the time limit strikes: then a greedy plan
-is made, and if the last plan is no worse, that one stands.
+plans a device over its memory, and gives a reason for every job. Equal
+arguments give equal plans, unless the time limit is reached: then the plan is
+made greedily. The last plan stands where the new one is worth no more.
 """
 
 import math
@@ -55,7 +55,7 @@ def allocate(
     valued = value(objective, case, start + time_limit_s)
     homes = _homes(demands, pools, last, restart_cost_s / (_STAY_ROUNDS * round_s))
     market = Market(homes.lessen(valued.worth), case.devices, case.counts, case.groups, case.shares, homes)
-    choice, is_kept = decide(market, _old(case, last), start + time_limit_s)
+    choice, is_last = decide(market, _last_placements(case, last), start + time_limit_s)
     placements = tuple(_placement(case, choice.columns, at) for at in choice.chosen.tolist())
     sentences, waiting = reasons.explain(demands, pools, placements, objective)
     return Plan(
@@ -63,7 +63,7 @@ def allocate(
         waiting,
         sentences,
         objective=objective,
-        solver="kept" if is_kept else "greedy" if choice.bound is None else "highs",
+        solver="kept" if is_last else "greedy" if choice.bound is None else "highs",
         score=choice.worth,
         bound=choice.bound,
         decision_s=time.monotonic() - start,
@@ -104,7 +104,7 @@ def _case(
 
 
 def _rank(speeds: Floats, steps: Floats, first: Ints) -> list[int]:
-    """Order groups by the remaining time of the job that stands for them: those near run together."""
+    """Order groups by the remaining time of their first job: `share` pairs groups near in this order."""
     best = speeds[first].max(axis=1, initial=0.0)
     time_left = np.where(best > 0, steps[first] / np.where(best > 0, best, 1.0), np.inf)
     return [int(g) for g in np.argsort(time_left, kind="stable")]
@@ -122,16 +122,16 @@ def _homes(demands: Sequence[Demand], pools: Sequence[Pool], last: Plan | None, 
     return Homes(min(loss, 0.9), np.array(home, np.int64), mate)
 
 
-def _old(case: Case, last: Plan | None) -> list[tuple[int, ...]]:
-    """List what the last plan gave to jobs that are still here: kind and job, or kind and two jobs."""
+def _last_placements(case: Case, last: Plan | None) -> list[tuple[int, ...]]:
+    """List the last plan's placements of jobs that are not done: (kind, job), or (kind, job, job)."""
     kinds = {pool.kind: k for k, pool in enumerate(case.pools)}
     index = {demand.job: at for at, demand in enumerate(case.demands)}
-    old = []
+    found = []
     for place in last.placements if last else ():
         jobs = [index[job] for job in place.jobs if job in index]
         if place.kind in kinds and jobs:
-            old.append((kinds[place.kind], *jobs))
-    return old
+            found.append((kinds[place.kind], *jobs))
+    return found
 
 
 def _placement(case: Case, columns: Columns, at: int) -> Placement:

@@ -1,11 +1,11 @@
 """The choices a plan is made of: one job on a kind, or two that share.
 
-A column is one such choice with what it is worth. Columns of one job are all
-there; of the pairs, which are many, those that pay at the present prices. The
+A column is one such choice and its worth. All columns of one job are listed;
+of the pairs, which are many, only those that pay at the present prices. The
 prices are the duals of the relaxed problem: `rent[k]` for one device of kind
 k, `claim[j]` for job j. A pair that is worth more than its two claims and its
-rent is missing from the relaxed problem; when none is, the relaxed optimum
-over the columns at hand is the optimum over all.
+rent would improve the relaxed problem; when no such pair is left, the optimum
+over the listed columns is the optimum over all columns.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ EXPAND_UP_TO = 200_000
 
 @dataclass(frozen=True)
 class Homes:
-    """Where jobs are now, and the part of its worth that a job loses when it starts somewhere else.
+    """The kind that each job runs on now, and the part of its worth that it loses by starting elsewhere.
 
     `kind[j]` is -1 for a job that does not run; `mate[j]` is the job it shares with, or -1.
     """
@@ -30,7 +30,7 @@ class Homes:
     mate: Ints
 
     def lessen(self, worth: Floats) -> Floats:
-        """Take the loss off wherever a job is not at home."""
+        """Return `worth` with the loss taken off every kind that a job does not run on now."""
         away = self.kind[:, None] != np.arange(worth.shape[1])
         return np.where(away, worth * (1 - self.loss), worth)
 
@@ -125,7 +125,8 @@ class PairColumns:
         ):
             mate, second = other.tops(other_gain)
             mate = mate[side.row]
-            # In a pair of one group the job itself is no partner; both sides list that group in one order.
+            # A job is no partner of itself: where a row pairs a group with itself, the job's own gain is
+            # left out. Both sides list the jobs of that group in the same order.
             own = np.flatnonzero((s.a == s.b)[side.row])
             at = other.start[side.row[own]] + own - side.start[side.row[own]]
             mate[own] = np.where(other_gain[at] == mate[own], second[side.row[own]], mate[own])
@@ -149,7 +150,7 @@ class PairColumns:
         return self._columns(table[:, 0], table[:, 1], table[:, 2])
 
     def listed(self) -> Columns:
-        """List every pair; of `size` there are at most, as pairs within a group are counted twice."""
+        """List every pair; there are at most `size`, which counts pairs within a group twice."""
         left, right = self._left, self._right
         lengths = right.sizes[left.row]  # each job of the left meets all of the right
         row = np.repeat(left.row, lengths)
@@ -210,7 +211,7 @@ class _Side:
 
 
 def _cap(columns: Columns, order: Ints, per_job: int, jobs: int) -> Ints:
-    """Keep, best first, the columns of which one job has fewer than `per_job` so far."""
+    """Choose columns in this order; a column counts while one of its jobs is in fewer than `per_job`."""
     seen = np.zeros(jobs, np.int64).tolist()
     kept = []
     for at, a, b in zip(order.tolist(), columns.a[order].tolist(), columns.b[order].tolist(), strict=True):

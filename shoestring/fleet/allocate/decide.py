@@ -1,14 +1,14 @@
-"""From worth to a choice: price, settle, and for large fleets in parts.
+"""Choose the columns of a plan: find prices, choose whole columns, and do so in parts for large fleets.
 
-The relaxed problem is solved over the columns that could matter at the present
-prices and solved again as the prices move, until what is left out cannot add a
-thousandth. Whatever was left out, the prices bound it: claims raised to cover
-the best column of every job bound every choice there is.
+The relaxed problem is solved over the columns that are near the present prices,
+and solved again as the prices change, until its worth is within `_CLOSE` of the
+bound, or `_PRICINGS` times. The prices bound the columns that were left out, too:
+claims that are raised to the best column of every job bound every choice.
 
-A large fleet is dealt into parts of like mix, each with its share of the
-devices, as the time to solve grows faster than the number of jobs. Parts lose
-little, and the bound is of the whole: it takes the claims of all parts and the
-mean of their rents.
+A large fleet is dealt into parts with a similar mix of jobs and a share of the
+devices each, as the time to solve grows faster than the number of jobs. Parts
+lose little worth. The bound is that of the whole fleet: it is computed from the
+claims of all parts and the mean of their rents.
 """
 
 import math
@@ -34,7 +34,7 @@ _BELOW = 0.2
 
 @dataclass(frozen=True)
 class Market:
-    """What there is to decide about: `worth[j, k]`, devices asked for and devices there."""
+    """The numbers of a decision: `worth[j, k]`, `devices[j]` that a job needs, `counts[k]` of a kind."""
 
     worth: Floats
     devices: Ints
@@ -58,14 +58,14 @@ class Choice:
 
 
 def decide(market: Market, old: list[tuple[int, ...]], until: float) -> tuple[Choice, bool]:
-    """Choose; say too whether the choice is the old one, given as (kind, job) and (kind, job, job)."""
+    """Choose columns; say too whether they are the last plan's, `old`: (kind, job) or (kind, job, job)."""
     pairs = _pairs(market)
     own = singles(market.worth, market.devices, market.counts)
     is_large = len(market.devices) > PART_JOBS
     choice = _decide_parts(market, own, pairs, until) if is_large else _decide(market, own, pairs, until)[0]
-    kept = _keep(market, own, pairs, old, choice)
-    if kept is not None and kept.worth >= choice.worth * (1 - 1e-9):
-        return kept, True
+    again = _repeat_last(market, own, pairs, old, choice)
+    if again is not None and again.worth >= choice.worth * (1 - 1e-9):
+        return again, True
     return choice, False
 
 
@@ -109,7 +109,7 @@ def _decide_parts(market: Market, own: Columns, pairs: PairColumns, until: float
     claim, rents = np.zeros(jobs), []
     for number in range(parts):
         members = np.flatnonzero(dealt == number)
-        # Each part gets its share of every kind; what is over goes to the parts in turn.
+        # Each part gets its share of every kind; the remaining devices go to the parts in turn.
         counts = (market.counts + (number + np.arange(kinds)) % parts) // parts
         part = _cut(market, members, counts)
         alone = singles(part.worth, part.devices, counts)
@@ -159,10 +159,10 @@ def _cut(market: Market, members: Ints, counts: Ints) -> Market:
     return Market(market.worth[members], market.devices[members], counts, groups, market.shares, homes)
 
 
-def _keep(
+def _repeat_last(
     market: Market, own: Columns, pairs: PairColumns, old: list[tuple[int, ...]], choice: Choice
 ) -> Choice | None:
-    """Choose what the last plan says as far as it still fits, and fill up."""
+    """Choose the columns of the last plan that still fit, and fill up with those of `choice`."""
     if not old:
         return None
     jobs, counts = len(market.devices), market.counts
@@ -175,11 +175,12 @@ def _keep(
 
 
 def _bound(own: Columns, pairs: PairColumns, relaxed: solve.Relaxed, counts: Ints) -> float:
-    """Bound every choice by prices that nothing is above, near those of the relaxed problem.
+    """Bound the worth of every choice, by prices that no column exceeds.
 
-    `own` are all columns of one job. The rents stay; claims go up where a column is
-    above its prices and down where none comes near. Half of what a job's best
-    pair is above or below is a safe step for both of its jobs at once.
+    Starts from the prices of the relaxed problem; `own` are all columns of one job.
+    The rents stay. A job's claim goes up by half of what its best pair exceeds its
+    prices by, or down by half of what that pair stays below: half, as the other job
+    of the pair takes the same step.
     """
     claim, rent = relaxed.claim, relaxed.rent
     least = np.zeros(len(claim))

@@ -1,6 +1,6 @@
-"""The soonest that all jobs can be done, if devices could be shared out in any parts of time.
+"""The earliest end of all jobs, if the time of devices could be divided among jobs in any parts.
 
-A linear program: minutes for every job on every kind, alone and in pairs, so
+A linear program: the time of every job on every kind, alone and in pairs, so
 that each job's steps are made, no kind works longer than the end times its
 devices, and no job runs longer than until the end. Its optimum is a bound: no
 schedule ends sooner. Its duals are prices: what a step of each job is worth for

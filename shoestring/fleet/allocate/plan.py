@@ -1,4 +1,4 @@
-"""What the allocator is told and what it answers: pools, demands, placements, a plan.
+"""Questions to the allocator and its answer: pools and demands; placements, which make up a plan.
 
 Devices of one kind are alike, so a plan counts them: it says that a job gets
 2 of the 12 `v100`, not which two. All classes are values; nothing here decides.
@@ -40,7 +40,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Demand:
-    """What one job still needs, and how fast it runs where.
+    """One job: the steps it has left, the devices it needs, and its speed on each kind.
 
     `speeds` lists the kinds it can run on; a kind that is missing, or has speed
     0, is one it cannot use. `kind_of_work` is equal for jobs that behave alike

@@ -3,10 +3,10 @@
 The problem: take columns so that their worth adds up to the most, no job is in
 two of them and no kind gives more devices than it has. `relax` drops the whole
 numbers and yields a bound and prices; `settle` finds a whole choice by branch
-and bound. Small problems are solved to the end. In large ones what is whole in
-the relaxed solution stands and the search is over the rest, until it is within
-a thousandth of the bound or has tried `_TRIES` times: tries and not seconds, so
-that the same question has the same answer on every machine.
+and bound. Small problems are solved to the end. In large ones the columns that
+are whole in the relaxed solution are chosen, and the search is over the others,
+until it is within a thousandth of the bound or has tried `_TRIES` times: tries
+and not seconds, so that equal problems have equal answers on every machine.
 """
 
 import time
@@ -30,7 +30,7 @@ _WHOLE = 1 - 1e-6
 
 @dataclass(frozen=True)
 class Relaxed:
-    """How much of each column is taken, what that is worth, and the prices that prove it best."""
+    """A relaxed solution: the part of each column that is taken, its worth, and the prices that prove it."""
 
     taken: Floats
     worth: float
@@ -84,10 +84,11 @@ def settle(columns: Columns, relaxed: Relaxed, jobs: int, counts: Ints, until: f
 
 
 def _standing(columns: Columns, relaxed: Relaxed) -> list[int]:
-    """List the whole columns, less those that may have to make room for a column that is split.
+    """List the whole columns of the relaxed solution that are chosen without a search.
 
-    Where a kind has split columns, its whole ones of least worth a device are
-    up again, with devices for the largest split one `_ROOM` times over.
+    On a kind with split columns, the whole columns of least worth a device are
+    searched again, as a split column may need their devices: as many columns as
+    give `_ROOM` times the devices of the largest split column.
     """
     stands = relaxed.taken >= _WHOLE
     is_split = (relaxed.taken > 1 - _WHOLE) & ~stands
@@ -107,7 +108,7 @@ def choose_greedily(columns: Columns, jobs: int, counts: Ints) -> Ints:
 
 
 def fill(columns: Columns, chosen: Ints, jobs: int, counts: Ints) -> Ints:
-    """Add greedily to a choice what still fits."""
+    """Add columns that still fit to a choice, greedily."""
     room = Room(jobs, counts)
     for at in chosen.tolist():
         room.take(columns, at)
@@ -179,10 +180,10 @@ class _Search:
             whole = allowed[relaxed.taken >= _WHOLE].tolist()
             split = np.flatnonzero((relaxed.taken > 1 - _WHOLE) & (relaxed.taken < _WHOLE))
             if len(split) == 0:
-                self._keep(taken + whole, have + relaxed.worth)
+                self._note_best(taken + whole, have + relaxed.worth)
                 continue
             rounded = fill(part, np.flatnonzero(relaxed.taken >= _WHOLE), self._jobs, room.left)
-            self._keep(taken + allowed[rounded].tolist(), have + float(part.worth[rounded].sum()))
+            self._note_best(taken + allowed[rounded].tolist(), have + float(part.worth[rounded].sum()))
             pick = int(allowed[split[np.argmax(relaxed.taken[split])]])
             without = allowed[allowed != pick]
             inside = room.copy()
@@ -190,14 +191,14 @@ class _Search:
             stack += [(room, taken, without), (inside, [*taken, pick], without)]
 
     def _relax(self, part: Columns, room: Room) -> Relaxed | None:
-        """Relax over the jobs that are left only: most are not."""
+        """Relax over the jobs of these columns only: most other jobs are in a chosen column already."""
         used, names = np.unique(np.concatenate([part.a, part.b[part.b >= 0]]), return_inverse=True)
         a, b = names[: len(part)], np.full(len(part), -1)
         b[part.b >= 0] = names[len(part) :]
         small = Columns(part.kind, a, b, part.devices, part.share_a, part.share_b, part.worth)
         return relax(small, len(used), room.left, self._until)
 
-    def _keep(self, chosen: list[int], worth: float) -> None:
+    def _note_best(self, chosen: list[int], worth: float) -> None:
         if worth > self._best * (1 + 1e-12):
             self.chosen, self._best = np.array(sorted(chosen), np.int64), worth
 

@@ -26,7 +26,7 @@ _BISECTIONS = 60
 
 @dataclass(frozen=True)
 class Curve:
-    """What a step costs on one device, and how many samples it can take."""
+    """The time of a step on one device by samples, and how many samples fit the device."""
 
     fixed_s: float
     sample_s: float
@@ -55,19 +55,19 @@ class Curve:
 
 @dataclass(frozen=True)
 class Split:
-    """How many samples each device takes; 0 for one that is left out."""
+    """The samples of each device; 0 for a device that is left out."""
 
     batches: tuple[int, ...]
     curves: tuple[Curve, ...]
 
     @property
     def step_s(self) -> float:
-        """What the slowest device takes."""
+        """Seconds a step takes: those of the slowest device."""
         return max(curve.at(batch) for curve, batch in zip(self.curves, self.batches, strict=True))
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """How much each device's mean gradient counts, for the mean over all samples."""
+        """The weight of each device's mean gradient in the mean over all samples."""
         return tuple(batch / sum(self.batches) for batch in self.batches)
 
 
@@ -113,7 +113,7 @@ def rebalance(current: Split, measured_s: Sequence[float], *, gain: float = GAIN
 
 
 def _nearly(global_batch: int, curves: Sequence[Curve]) -> list[int]:
-    """What is given out within the longest time that does not give out too much."""
+    """Give out what devices do within a time: the longest in which they take no more than the batch."""
     enough = max(curve.at(curve.most) for curve in curves)
     too_little = 0.0
     for _ in range(_BISECTIONS):

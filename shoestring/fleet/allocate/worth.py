@@ -1,4 +1,4 @@
-"""What it is worth to run a job on a kind of device until the next decision, by objective.
+"""The worth of running a job on a kind of device until the next decision, by objective.
 
 `worth[j, k]` is for job j alone on kind k; sharing scales it with the share of
 its speed that the job keeps. The plan takes what adds up to the most, so only
@@ -84,7 +84,7 @@ class Valued:
 def value(objective: Objective, case: Case, until: float) -> Valued:
     """Say what every job is worth on every kind.
 
-    Without the time to price work for `makespan`, its order of jobs alone has to do.
+    Where the time does not suffice to price work for `makespan`, only its order of jobs counts.
     """
     end_s = None
     if objective == "makespan":
@@ -103,7 +103,7 @@ def value(objective: Objective, case: Case, until: float) -> Valued:
 
 
 def _short_first(case: Case) -> Floats:
-    # Whatever ends within a moment is as good as done; more would only stretch the numbers.
+    # With a lower limit: jobs that end within a tenth of a round count as equally long.
     device_time = np.maximum(case.time_left_s, case.round_s / 10) * case.devices
     return case.fit * (case.devices * device_time**-_POWER)[:, None]
 
@@ -118,7 +118,7 @@ def _makespan(case: Case, until: float) -> tuple[Floats, float | None]:
     if bound is not None and len(case.steps) <= _SLACK_UP_TO:
         # Jobs with little time to lose are made dear early: whole rounds and gangs cost time ignored here.
         fluid = shortest_end(*program, slack=_SLACK, until=until)
-    # Adds up to 1 when the round is as good as can be.
+    # The worth of the best possible round adds up to 1.
     worth = np.zeros_like(case.speeds) if fluid is None else case.speeds * fluid.price[:, None]
     for order, part in ((_short_first(case), 1.0), (_long_first(case), _LONG_PART)):
         whole = np.sort(order.max(axis=1, initial=0.0))[::-1][: int(case.counts.sum())].sum()

@@ -1,7 +1,7 @@
-"""What runs tasks: an interface, so that one machine and a cluster are used alike.
+"""The interface of an engine, which starts tasks on devices: on one machine or on a cluster.
 
-`local.py` is the engine of this machine. An engine knows devices and processes; which job
-runs where, and what a job is, it does not know.
+`local.py` is the engine of this machine, `ray.py` that of a Ray cluster. An engine knows devices
+and processes; it knows no jobs and no plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Protocol
 
 from shoestring.fleet.engine.devices import Device
-
-STOPPED = 75  # the exit code of a task that ended because it was asked to, behind a checkpoint
 
 
 @dataclass(frozen=True)

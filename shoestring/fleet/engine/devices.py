@@ -1,4 +1,4 @@
-"""What jobs can run on: NVIDIA GPUs through NVML, CPU cores where there are none or where they are asked for.
+"""Devices that jobs can run on: NVIDIA GPUs, found through NVML, and groups of CPU cores.
 
 Devices of one kind are alike: what was measured on one of them holds for all. A CPU device
 is some cores, and a share of their time where it is below 1; two CPU devices never have a
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device does at best, measured: see `rates.py`."""
+    """The highest rates of a device, measured by `measure/rates.py`."""
 
     copy_bytes_s: float
     matmul_flop_s: float
@@ -216,7 +216,7 @@ def _socket_of(core: int) -> int:
 
 
 def _visible(devices: list[Device], setting: str | None) -> list[Device]:
-    """Keep what `CUDA_VISIBLE_DEVICES` leaves: the fleet lends no card it was not lent itself."""
+    """List the GPUs that `CUDA_VISIBLE_DEVICES` names: the fleet uses no other."""
     if setting is None:
         return devices
     kept = []

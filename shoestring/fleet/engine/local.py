@@ -1,6 +1,6 @@
 """The engine of this machine: a task is a process, limited to its devices.
 
-A GPU task sees only its own cards and may take only its memory of them; a CPU task has its
+A GPU task sees only its own GPUs and may take only its memory of them; a CPU task has its
 device's cores, as many threads, and their share of time. When the engine's process ends, by
 SIGKILL too, its tasks do.
 
@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from shoestring.fleet.contract import MEMORY_BYTES, STOP
 from shoestring.fleet.engine.base import Running, Task
 from shoestring.fleet.engine.confine import confined
 from shoestring.fleet.engine.devices import Device, neighbours_of
@@ -24,7 +25,7 @@ from shoestring.fleet.engine.quota import Quota
 
 OUTPUT = "output.log"
 
-_STOP = "stop"
+_STOP_FILE = "stop"
 _KILL_S = 30.0
 # What tells a process that it belongs to another run.
 _FOREIGN = ("SHOESTRING_", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
@@ -43,7 +44,7 @@ class LocalEngine:
 
     def start(self, task: Task) -> Running:
         task.folder.mkdir(parents=True, exist_ok=True)
-        stop = task.folder / _STOP
+        stop = task.folder / _STOP_FILE
         stop.unlink(missing_ok=True)
         cores = [core for device in task.devices for core in device.cores]
         is_gpu = any(device.is_gpu for device in task.devices)
@@ -128,18 +129,18 @@ def environment_of(task: Task, stop: Path, base: Mapping[str, str] = os.environ)
         "PYTHONUNBUFFERED": "1",
         "SHOESTRING_RUN": task.name,
         "SHOESTRING_FOLDER": str(task.folder),
-        "SHOESTRING_STOP": str(stop),
+        STOP: str(stop),
     }
     if task.checkpoint is not None:
         environment["SHOESTRING_CHECKPOINT"] = str(task.checkpoint)
         environment["SHOESTRING_EVERY"] = str(task.every)
-    cards = [device.uuid for device in task.devices if device.is_gpu]
-    environment["CUDA_VISIBLE_DEVICES"] = ",".join(cards)
-    if cards:
+    gpus = [device.uuid for device in task.devices if device.is_gpu]
+    environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if gpus:
         # Memory then follows the batch size closely, which is what plans rest on.
         environment.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         if task.memory_bytes:
-            environment["SHOESTRING_MEMORY_BYTES"] = str(task.memory_bytes)
+            environment[MEMORY_BYTES] = str(task.memory_bytes)
     else:
         threads = sum(len(device.cores) for device in task.devices) // len(task.devices)
         environment["OMP_NUM_THREADS"] = str(max(1, threads))

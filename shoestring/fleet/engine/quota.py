@@ -1,8 +1,8 @@
 """A share of some cores' time, through a control group of the kernel.
 
 Works where this process may make control groups with a CPU limit: as root, or where one was
-delegated to it. Both versions of the kernel's interface are known. Slices are short, so that
-a step's time is that of a slower core rather than of one that is there and gone.
+delegated to it. Both versions of the kernel's interface are known. Slices of time are short, so
+that steps take as long as on a slower core, rather than meet full speed and standstill in turn.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class Quota:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what processes that were killed have left behind."""
+    """Remove the control groups of processes that were killed."""
     for group in parent.glob("shoestring-*-*"):
         number = group.name.split("-")[1]
         if number.isdecimal() and not Path("/proc", number).exists():
@@ -58,7 +58,7 @@ def _sweep(parent: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    # Without creating it: where the kernel knows no such limit there is no such file.
+    # `r+` creates no file: where the kernel has no such limit, opening the file fails.
     with path.open("r+") as file:
         file.write(text)
 

@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoestring.errors import FleetError
-from shoestring.fleet.engine.base import STOPPED, Running, Task
+from shoestring.fleet.contract import STOPPED
+from shoestring.fleet.engine.base import Running, Task
 from shoestring.fleet.engine.devices import Device, find_devices, neighbours_of, parse_cpus
 from shoestring.fleet.engine.local import OUTPUT, LocalEngine
 
@@ -105,7 +106,7 @@ class RayEngine:
         return tuple(device for post in self._posts.values() for device in post.devices)
 
     def neighbours(self, device: Device) -> Sequence[Device]:
-        """Those of the same node: of several nodes on one machine nothing is known."""
+        """The CPU devices of the same node. Two nodes on one machine do not know of each other."""
         for post in self._posts.values():
             if any(other.name == device.name for other in post.devices):
                 return neighbours_of(device, post.devices)

@@ -6,9 +6,9 @@ own uncertainty and the scatter of the points about it. With one or two sizes th
 nothing about scatter; then it is a fixed part of the value.
 
 Over a wide range memory bends: at small sizes the optimizer's step takes the most, at large
-ones the backward pass, and libraries choose other ways to compute. So what is far from a size
-says little about it: `near_line` takes the nearest ones, and `next_size` goes up by leaps that
-are not too large.
+ones the backward pass, and libraries choose other ways to compute. So
+measurements at distant sizes say little about a size: `near_line` fits the nearest sizes, and
+`next_size` goes up by leaps of at most `_LEAP` times.
 """
 
 import math

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from shoestring.fleet.allocate.plan import Demand
 
 TRUSTED_S = 30.0  # seen for so long, a pair's own figure weighs as much as the model
-_KNOWN_S = 600.0  # what was seen before this much else is forgotten
+_KNOWN_S = 600.0  # the most that all earlier sights of a pair weigh: so old ones fade
 
 Seen = Mapping[tuple[str, str, str], tuple[float, float]]
 

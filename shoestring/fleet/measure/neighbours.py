@@ -3,9 +3,9 @@
 Cores of one machine slow each other: they share caches, memory and, as hyperthreads, the core
 itself. A fleet keeps all its devices busy, so a step is timed while they are.
 
-The timed task and its neighbours wait for each other after their first step (`worker/probe.py`)
-and go on together when the gate, a file, is there: so all of them train while steps are timed,
-and however unlike their starts, no neighbour gets far ahead and comes to its own end.
+The timed task and its neighbours wait for each other at the gate of a trial, behind their first
+step (`fleet/contract.py`), and go on together: so all of them train while steps are timed, and
+no neighbour comes to its own end before, however different their starts.
 
 A measurement does not fail with a neighbour: one that cannot be started, ends early or is late
 does not count, and `missing` names it.
@@ -15,13 +15,13 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from shoestring.errors import FleetError
+from shoestring.fleet.contract import TrialRequest
 from shoestring.fleet.engine.base import Engine, Running, Task
 from shoestring.fleet.engine.devices import Device
 
-_NEVER = str(10**9)  # the steps and seconds after which a neighbour would end by itself
+_NEVER = 10**9  # the steps and seconds after which a neighbour would end by itself
 _LATE_S = 60.0  # beyond the timed task's own start
 _LOOK_S = 0.02
 
@@ -35,7 +35,7 @@ class Neighbour:
     problem: str = ""
 
     def is_out(self) -> bool:
-        """Look whether it does not count, or no longer."""
+        """Say whether the task was not started, is late or has ended."""
         code = self.running.poll() if self.running is not None else None
         if code is not None and not self.problem:
             self.problem = f"the job ended there with exit code {code}"
@@ -44,7 +44,7 @@ class Neighbour:
 
 @dataclass
 class Neighbours:
-    """All that runs beside a task; `timed` is that task, which waits for them."""
+    """The timed task and the tasks beside it. The timed task waits for them at its gate."""
 
     timed: Task
     beside: Sequence[Neighbour]
@@ -58,7 +58,9 @@ class Neighbours:
         for one in self.beside:
             if not one.is_out() and not _has_stepped(one.task):
                 one.problem = f"the job took no step there within {_LATE_S:.0f} s"
-        Path(self.timed.environment["SHOESTRING_PROBE_GATE"]).touch()
+        gate = _request_of(self.timed).gate
+        assert gate is not None  # `start_neighbours` has set it
+        gate.touch()
 
     def missing(self) -> dict[str, str]:
         """Name the devices that have not trained up to now, and say why."""
@@ -83,28 +85,33 @@ def start_neighbours(engine: Engine, task: Task, devices: Sequence[Device]) -> I
 def _gated(task: Task) -> Task:
     gate = task.folder / "gate"
     gate.unlink(missing_ok=True)
-    _sign_of(task).unlink(missing_ok=True)
-    return replace(task, environment={**task.environment, "SHOESTRING_PROBE_GATE": str(gate)})
+    return _asked(task, replace(_request_of(task), gate=gate))
 
 
 def _beside(task: Task, device: Device) -> Task:
     folder = task.folder / f"beside-{device.name}"
-    environment = {
-        **task.environment,
-        "SHOESTRING_PROBE": str(folder / "probe.json"),
-        "SHOESTRING_PROBE_STEPS": _NEVER,
-        "SHOESTRING_PROBE_SECONDS": _NEVER,
-    }
-    found = replace(
+    request = replace(_request_of(task), result=folder / "trial.json", steps=_NEVER, seconds=_NEVER)
+    beside = replace(
         task,
         name=f"{task.name}-beside",
         devices=(device,),
         folder=folder,
         memory_bytes=device.usable_bytes,
-        environment=environment,
     )
-    _sign_of(found).unlink(missing_ok=True)
-    return found
+    return _asked(beside, request)
+
+
+def _asked(task: Task, request: TrialRequest) -> Task:
+    """The same task with another request; the sign that an earlier one left is removed."""
+    request.ready.unlink(missing_ok=True)
+    return replace(task, environment={**task.environment, **request.to_environment()})
+
+
+def _request_of(task: Task) -> TrialRequest:
+    request = TrialRequest.of(task.environment)
+    if request is None:
+        raise ValueError(f"task `{task.name}` is no trial")
+    return request
 
 
 def _start(engine: Engine, task: Task) -> Neighbour:
@@ -122,8 +129,4 @@ def _wait(running: Running, is_so: Callable[[], bool], timeout_s: float) -> None
 
 
 def _has_stepped(task: Task) -> bool:
-    return _sign_of(task).exists()
-
-
-def _sign_of(task: Task) -> Path:
-    return Path(task.environment["SHOESTRING_PROBE"]).with_suffix(".ready")
+    return _request_of(task).ready.exists()

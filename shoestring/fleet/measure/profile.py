@@ -1,4 +1,4 @@
-"""What a job costs on a kind of device: real steps of the user's own script, timed.
+"""Profiles: the time and memory of a job's steps on a kind of device, measured in trials of its script.
 
 A script is run for some steps at a few batch sizes, smallest first. Before each larger one
 the memory it will take is predicted from the smaller ones, and one that would not fit with
@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from shoestring.errors import FleetError
+from shoestring.fleet.contract import BATCH, TrialRequest, TrialResult
 from shoestring.fleet.engine.base import Engine, Task
 from shoestring.fleet.engine.devices import Device, Rates
 from shoestring.fleet.jobs import Job
@@ -31,7 +32,6 @@ from shoestring.fleet.measure.usage import Usage, watch_usage
 VERSION = 2  # of how profiles are taken; in 1 the machine's other CPU devices were idle
 MARGIN = 0.05  # of memory that a plan leaves free beyond the error bar
 _LONGEST_S = 900.0  # for one run, its start included
-_RESULT_BYTES = 1 << 20
 _SIZES = 3  # batch sizes to measure: the fewest that tell a line from chance
 _LAST_BYTES = 4000
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "memoryerror")
@@ -54,7 +54,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a job's code costs on one kind of device."""
+    """Step time and memory of a job's code on one kind of device."""
 
     key: str
     kind: str
@@ -116,7 +116,7 @@ class Profile:
         try:
             facts = msgspec.json.decode(text)
             if isinstance(facts, dict):
-                facts.setdefault("version", 1)  # which did not say so
+                facts.setdefault("version", 1)  # profiles of version 1 do not have the field
             return msgspec.convert(facts, cls)
         except msgspec.MsgspecError as error:
             raise FleetError(
@@ -125,7 +125,7 @@ class Profile:
             ) from None
 
     def on(self, kind: str, own: Rates, other: Rates) -> "Profile":
-        """Predict another kind, from the rates of both: between what the two say, and unsure by as much."""
+        """Predict another kind: slower by the mean of two ratios of rates, unsure by how far they differ."""
         ratios = [own.matmul_flop_s / other.matmul_flop_s, own.copy_bytes_s / other.copy_bytes_s]
         slower = math.sqrt(ratios[0] * ratios[1])
         samples = tuple(
@@ -188,10 +188,8 @@ class Profiler:
             folder=log,
             memory_bytes=device.usable_bytes,
             environment={
-                "SHOESTRING_BATCH": str(batch),
-                "SHOESTRING_PROBE": str(result),
-                "SHOESTRING_PROBE_STEPS": str(self.steps),
-                "SHOESTRING_PROBE_SECONDS": str(self.seconds),
+                BATCH: str(batch),
+                **TrialRequest(result, self.steps, self.seconds).to_environment(),
             },
         )
         started_at = time.time()
@@ -267,33 +265,20 @@ def _will_fit(samples: Sequence[Sample], batch: int, device: Device) -> bool:
 
 
 def _read(path: Path, batch: int, device: Device, started_at: float, usage: Usage) -> Sample:
-    class Facts(msgspec.Struct):
-        step_s: list[float]
-        first_at: float
-        ended_at: float
-        peak_bytes: int
-        beside_bytes: int = 0
-
-    try:
-        with path.open("rb") as file:
-            facts = msgspec.json.decode(file.read(_RESULT_BYTES), type=Facts)
-        times = sorted(facts.step_s)
-        lower, _, upper = statistics.quantiles(times, n=4)
-    except (OSError, ValueError, statistics.StatisticsError) as error:
-        raise FleetError(
-            f"what was measured in `{path}` cannot be read: {error}", hint="measure it again"
-        ) from None
+    result = TrialResult.read(path)
+    times = sorted(result.step_s)
+    lower, _, upper = statistics.quantiles(times, n=4)
     total_s = sum(times)
-    busy, bandwidth = 1.0, 0.0  # what a job leaves of its cores' time is what other processes took
+    busy, bandwidth = 1.0, 0.0  # a CPU job counts as always busy: time that it leaves, other processes took
     if device.is_gpu:
-        busy, bandwidth = usage.between(facts.ended_at - total_s, facts.ended_at)
+        busy, bandwidth = usage.between(result.ended_at - total_s, result.ended_at)
     return Sample(
         batch=batch,
         # Not the median: a share of a core comes in slices, between which steps fall or do not.
         step_s=statistics.fmean(times[len(times) // 10 : len(times) - len(times) // 10]),
         spread_s=(upper - lower) / 2,
-        peak_bytes=facts.peak_bytes + max(0, facts.beside_bytes - usage.used_before),
-        startup_s=max(0.0, facts.first_at - started_at),
+        peak_bytes=result.peak_bytes + max(0, result.beside_bytes - usage.used_before),
+        startup_s=max(0.0, result.first_at - started_at),
         busy=busy,
         bandwidth=bandwidth,
         steps=len(times),

@@ -1,4 +1,4 @@
-"""From jobs and profiles to what the allocator is told: demands, pools and pairs.
+"""From jobs and profiles to the input of the allocator: demands, pools and pairs.
 
 A job's batch size is the one it was started with; before that, of those allowed and fitting,
 the one that finishes soonest on the fastest kind when its length is given in epochs, and the
@@ -14,14 +14,14 @@ from shoestring.fleet.allocate.plan import Demand, Pool
 from shoestring.fleet.engine.devices import Device
 from shoestring.fleet.measure.interference import Interference, Load
 from shoestring.fleet.measure.profile import MARGIN, VERSION, Profile
-from shoestring.fleet.run.store import OPEN, Entry, Store
+from shoestring.fleet.run.database import OPEN, Database, Entry
 
 Profiles = Mapping[str, Profile]  # by kind
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """What is known of all open jobs, for one decision."""
+    """The input of one decision: all open jobs, the devices, and how jobs slow each other."""
 
     demands: list[Demand]
     pools: list[Pool]
@@ -39,17 +39,17 @@ def pools_of(devices: Sequence[Device]) -> list[Pool]:
     return [Pool(kind, len(own), min(d.usable_bytes for d in own)) for kind, own in kinds.items()]
 
 
-def measured_profiles(store: Store, key: str, devices: Sequence[Device]) -> dict[str, Profile]:
+def measured_profiles(database: Database, key: str, devices: Sequence[Device]) -> dict[str, Profile]:
     """A job's measured profiles by kind; of a CPU kind, those that were taken as they are now."""
     kinds = {device.kind: device for device in devices}
-    known = {kind: Profile.from_json(text) for kind, text in store.profiles(key).items() if kind in kinds}
+    known = {kind: Profile.from_json(text) for kind, text in database.profiles(key).items() if kind in kinds}
     return {kind: found for kind, found in known.items() if kinds[kind].is_gpu or found.version == VERSION}
 
 
-def load_profiles(store: Store, key: str, devices: Sequence[Device]) -> dict[str, Profile]:
+def load_profiles(database: Database, key: str, devices: Sequence[Device]) -> dict[str, Profile]:
     """A job's profiles by kind: the measured ones, and predictions for others whose rates are known."""
     kinds = {device.kind: device for device in devices}
-    found = measured_profiles(store, key, devices)
+    found = measured_profiles(database, key, devices)
     for kind, other in kinds.items():
         guesses = [
             profile.on(kind, own.rates, other.rates)
@@ -144,10 +144,11 @@ def _total_s(entry: Entry, profile: Profile, batch: int) -> float:
 def _speeds(
     name: str, profiles: Profiles, batch: int, seen: Mapping[tuple[str, str], float]
 ) -> dict[str, float]:
-    """Steps a second by kind: as seen where the job ran, and elsewhere off its profile by as much.
+    """Steps a second by kind: those seen on kinds where the job ran, and scaled profiles elsewhere.
 
-    A job that is slower than its profile is most often so for reasons of its own, or the
-    machine's: to think it faster wherever it has not been would have it moved for nothing.
+    The profile's speeds are scaled by the mean ratio of seen speed to profile: a job that is slower
+    than its profile on one kind is most often slower on all. Unscaled speeds of other kinds would
+    look faster than they are, and move the job there for nothing.
     """
     speeds = {kind: _speed(profile, batch) for kind, profile in profiles.items()}
     ratios = [seen[name, k] / speed for k, speed in speeds.items() if speed > 0 and (name, k) in seen]

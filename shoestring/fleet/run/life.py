@@ -37,7 +37,7 @@ class Life:
 
     def __post_init__(self) -> None:
         self._tail = Tail(self.task.folder)
-        self._tail.poll()  # what earlier lives did
+        self._tail.poll()  # passes over the events of earlier lives
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -48,9 +48,13 @@ class Life:
         return self.devices[0].kind
 
     @property
+    def device_names(self) -> tuple[str, ...]:
+        return tuple(device.name for device in self.devices)
+
+    @property
     def place(self) -> str:
-        """The names of its devices, as the store keeps them."""
-        return "+".join(device.name for device in self.devices)
+        """The names of its devices, as the database keeps them."""
+        return "+".join(self.device_names)
 
     def follow(self) -> None:
         """Take in the events since the last look."""

@@ -1,9 +1,9 @@
 """Run a fleet: decide, start, stop and resume, until every job is done.
 
-The store is the truth: a job is in it before it runs, and what happens to it is written when
-it happens. Which job runs where is the planner's to say; the runner turns kinds into devices,
-never gives a device to jobs of two placements, and starts a job only when the devices it is
-to have are free. A job that is to move is asked to stop and goes on from its checkpoint.
+The database is the truth: a job is in it before it runs, and what happens to it is written when
+it happens. The planner says which job runs on which kind, `place_jobs` on which devices. The
+runner never lets jobs of two placements run on one device: it starts a job only when its
+devices are free. A job that is to move is asked to stop and goes on from its checkpoint.
 
 A new decision is made when a job comes, ends or leaves, and every `round_s`. A planner that
 fails changes nothing: the last plan stands.
@@ -15,11 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shoestring.errors import FleetError, ShoestringError
+from shoestring.fleet.allocate.placement import place_jobs
 from shoestring.fleet.allocate.plan import Placement, Plan
-from shoestring.fleet.engine.base import STOPPED, Engine, Task
+from shoestring.fleet.contract import BATCH, STOPPED
+from shoestring.fleet.engine.base import Engine, Task
 from shoestring.fleet.engine.devices import Device
 from shoestring.fleet.measure.interference import add_sight
 from shoestring.fleet.measure.profile import Profiler
+from shoestring.fleet.run.database import OPEN, Database, Entry
 from shoestring.fleet.run.estimate import (
     Estimates,
     Profiles,
@@ -29,21 +32,19 @@ from shoestring.fleet.run.estimate import (
     memory_cap,
 )
 from shoestring.fleet.run.life import Life
-from shoestring.fleet.run.store import OPEN, Entry, Store
+from shoestring.fleet.run.planners import Planner
 
 CHECKPOINT_S = 10.0  # between checkpoints, where a job does not say
 _STOP_S = 20.0  # how long a job may take to its next checkpoint, beyond what is expected
 _STOPPING_S = 0.05  # between looks at jobs that were asked to stop
 _COUNTED_S = 5.0  # a window that is long enough to be remembered
 
-Planner = Callable[[Estimates, Plan | None], Plan]
-
 
 @dataclass
 class Runner:
-    """Runs the jobs of a store on an engine. One thread, which holds the store's lock."""
+    """Runs the jobs of a database on an engine. One thread, which holds the database's lock."""
 
-    store: Store
+    database: Database
     engine: Engine
     planner: Planner
     profiler: Profiler | None = None  # without one, jobs that were not profiled wait
@@ -60,12 +61,12 @@ class Runner:
         """Do what is to be done now; return whether anything is left to wait for."""
         self._follow()
         self._drop_unwanted()
-        entries = [e for e in self.store.entries() if e.state in OPEN and not e.is_unwanted]
+        entries = [e for e in self.database.entries() if e.state in OPEN and not e.is_unwanted]
         names = frozenset(entry.job.name for entry in entries)
         self._is_stale |= names != self._known
         self._known = names
         if self._measure(entries):
-            entries = [self.store.entry(entry.job.name) for entry in entries]
+            entries = [self.database.entry(entry.job.name) for entry in entries]
             entries = [entry for entry in entries if entry.state in OPEN]
         if entries and (self._is_stale or time.monotonic() - self._decided_at > self.round_s):
             self._decide(entries)
@@ -77,7 +78,7 @@ class Runner:
         for life in self.lives.values():
             life.running.wait(timeout_s)
             return
-        time.sleep(timeout_s)  # nothing runs: another process may add a job, and says so in the store alone
+        time.sleep(timeout_s)  # nothing runs: only the database tells that another process added a job
 
     def stop(self, grace_s: float = 60.0) -> None:
         """Ask all jobs to stop at a checkpoint, wait for them, end those that do not; none is left."""
@@ -94,12 +95,12 @@ class Runner:
                 self._follow()
 
     def _follow(self) -> None:
-        """Take in what running jobs report, and their ends."""
+        """Read the events of running jobs, and handle the jobs that ended."""
         for life in list(self.lives.values()):
             life.follow()
             self._learn(life)
             if life.steps is not None:
-                self.store.tell(life.job, steps=life.steps, ends_at=self._ends_at(life))
+                self.database.tell(life.job, steps=life.steps, ends_at=self._ends_at(life))
             overdue = life.stop_by is not None and time.monotonic() > life.stop_by
             if overdue:
                 life.running.kill()
@@ -112,31 +113,31 @@ class Runner:
         del self.lives[life.job]
         self._is_stale = True
         self._note_partners()
-        entry = self.store.entry(life.job)
+        entry = self.database.entry(life.job)
         steps = max(entry.steps, life.steps or 0)
-        self.store.tell(life.job, steps=steps)
+        self.database.tell(life.job, steps=steps)
         asked = life.stop_by is not None
         if code == 0:
-            self.store.move(life.job, "done", device=life.place, note=f"{steps} steps")
+            self.database.move(life.job, "done", device=life.place, note=f"{steps} steps")
             self.say(f"`{life.job}` is done")
         elif asked or code == STOPPED:
             note = "stopped at a checkpoint" if code == STOPPED else "ended before its next checkpoint"
-            self.store.move(life.job, "stopped", note=note)
+            self.database.move(life.job, "stopped", note=note)
         else:
-            self.store.move(
+            self.database.move(
                 life.job, "failed", device=life.place, note=f"exit code {code} after {steps} steps"
             )
             self.say(f"`{life.job}` failed with exit code {code}: see `shoestring fleet logs {life.job}`")
 
     def _drop_unwanted(self) -> None:
-        for entry in self.store.entries():
+        for entry in self.database.entries():
             name = entry.job.name
             if entry.is_unwanted:
                 if name in self.lives:
                     self.lives.pop(name).running.kill()
                     self._note_partners()
-                self.store.forget(name)
-                shutil.rmtree(self.store.job_folder(name), ignore_errors=True)
+                self.database.forget(name)
+                shutil.rmtree(self.database.job_folder(name), ignore_errors=True)
                 self._is_stale = True
 
     def _measure(self, entries: Sequence[Entry]) -> bool:
@@ -149,18 +150,18 @@ class Runner:
         for entry in entries:
             if entry.job.name in self.lives:
                 continue
-            known = measured_profiles(self.store, entry.key, self.engine.devices)
+            known = measured_profiles(self.database, entry.key, self.engine.devices)
             for kind, device in idle.items():
                 if kind in known or (entry.job.kinds and kind not in entry.job.kinds):
                     continue
                 measured = self._is_stale = True
-                self.store.tell(entry.job.name, note=f"it is being profiled on `{device.name}`")
+                self.database.tell(entry.job.name, note=f"it is being profiled on `{device.name}`")
                 try:
                     profile = self.profiler.profile(entry.job, device, busy)
-                    self.store.keep_profile(entry.key, kind, profile.to_json())
+                    self.database.save_profile(entry.key, kind, profile.to_json())
                 except FleetError as error:
                     self.say(f"`{entry.job.name}` could not be profiled: {error.message}")
-                    self.store.move(entry.job.name, "failed", note=f"not profiled: {error.message[:500]}")
+                    self.database.move(entry.job.name, "failed", note=f"not profiled: {error.message[:500]}")
                     break
         return measured
 
@@ -168,7 +169,7 @@ class Runner:
         estimates = self._estimate(entries)
         self._decided_at, self._is_stale = time.monotonic(), False
         for name, why in estimates.unplanned.items():
-            self.store.tell(name, note=why)
+            self.database.tell(name, note=why)
         if not estimates.demands:
             self.plan = Plan(())
             return
@@ -178,7 +179,7 @@ class Runner:
             self.say(f"no new plan: {error.message}")
             return
         for name, why in self.plan.reasons.items():
-            self.store.tell(name, note=why)
+            self.database.tell(name, note=why)
 
     def _estimate(self, entries: Sequence[Entry]) -> Estimates:
         return estimate(
@@ -186,26 +187,31 @@ class Runner:
             self.engine.devices,
             self._profiles,
             steps_s=self._speeds,
-            seen=self.store.pairs(),
+            seen=self.database.pairs(),
         )
 
     def _profiles(self, entry: Entry) -> Profiles:
-        return load_profiles(self.store, entry.key, self.engine.devices)
+        return load_profiles(self.database, entry.key, self.engine.devices)
 
     def _act(self, entries: Sequence[Entry]) -> None:
-        """Bring what runs closer to the plan."""
+        """Stop and start jobs, so that those that run come closer to the plan."""
         if self.plan is None:
             return
-        targets = assign(self.plan, self.engine.devices, {n: life.devices for n, life in self.lives.items()})
+        devices = {device.name: device for device in self.engine.devices}
+        places = place_jobs(
+            self.plan.placements,
+            {device.name: device.kind for device in devices.values()},
+            {name: life.device_names for name, life in self.lives.items()},
+        )
         for name, life in self.lives.items():
-            if targets.get(name) != life.devices:
+            if name in places.leaving:
                 self._ask_stop(life)
             elif life.stop_by is not None:  # a later decision leaves it where it is
                 life.running.withdraw_stop()
                 life.stop_by = None
         for entry in entries:
             name = entry.job.name
-            target = targets.get(name)
+            target = tuple(devices[own] for own in places.devices.get(name, ()))
             place = self.plan.placement_of(name)
             if target and place and name not in self.lives and self._is_free(target, place):
                 self._start(entry, target, place)
@@ -222,7 +228,7 @@ class Runner:
         name, kind = entry.job.name, devices[0].kind
         profile = self._profiles(entry)[kind]
         batch = self._estimate([entry]).batches[name]
-        folder = self.store.job_folder(name)
+        folder = self.database.job_folder(name)
         task = Task(
             name=name,
             command=entry.job.command(batch),
@@ -234,13 +240,13 @@ class Runner:
             memory_bytes=memory_cap(profile, batch)
             if place.is_packed and devices[0].is_gpu
             else devices[0].usable_bytes,
-            environment={"SHOESTRING_BATCH": str(batch)},
+            environment={BATCH: str(batch)},
         )
         speed = place.speeds[place.jobs.index(name)]
         why = self.plan.reasons.get(name, "") if self.plan else ""
         life = Life(name, f"{entry.key}:{batch}", task, self.engine.start(task), speed)
         self.lives[name] = life
-        self.store.move(name, "running", device=life.place, note=why, batch=batch)
+        self.database.move(name, "running", device=life.place, note=why, batch=batch)
         self._note_partners()
 
     def _ask_stop(self, life: Life) -> None:
@@ -263,49 +269,15 @@ class Runner:
         if not life.partner:
             self._speeds[life.job, life.kind] = speed[0]
         elif alone:
-            seen = self.store.pairs().get((life.kind, life.work, life.partner))
+            seen = self.database.pairs().get((life.kind, life.work, life.partner))
             factor, seconds = add_sight(seen, min(1.0, speed[0] / alone), speed[1])
-            self.store.keep_pair(life.kind, life.work, life.partner, factor, seconds)
+            self.database.save_pair(life.kind, life.work, life.partner, factor, seconds)
             life.restart_window()
 
     def _ends_at(self, life: Life) -> float | None:
         speed = life.speed()
         steps_s = speed[0] if speed else life.predicted_steps_s
-        entry = self.store.entry(life.job)
+        entry = self.database.entry(life.job)
         if entry.batch is None or life.steps is None or steps_s <= 0:
             return None
         return time.time() + max(0, entry.job.total_steps(entry.batch) - life.steps) / steps_s
-
-
-def assign(
-    plan: Plan, devices: Sequence[Device], current: dict[str, tuple[Device, ...]]
-) -> dict[str, tuple[Device, ...]]:
-    """Turn kinds into devices: a job that may stay where it is does, the others take what is left."""
-    targets: dict[str, tuple[Device, ...]] = {}
-    left = {device.name: device for device in devices}
-    later: list[Placement] = []
-    for place in plan.placements:
-        stays = [
-            current[job]
-            for job in place.jobs
-            if job in current
-            and len(current[job]) == place.devices
-            and all(device.kind == place.kind and device.name in left for device in current[job])
-        ]
-        if not stays:
-            later.append(place)
-            continue
-        for job in place.jobs:
-            targets[job] = stays[0]
-        for device in stays[0]:
-            del left[device.name]
-    taken = {device.name for own in current.values() for device in own}
-    for place in later:
-        own = [device for device in left.values() if device.kind == place.kind]
-        own.sort(key=lambda device: device.name in taken)  # one that is free now comes first
-        if len(own) >= place.devices:
-            for job in place.jobs:
-                targets[job] = tuple(own[: place.devices])
-            for device in own[: place.devices]:
-                del left[device.name]
-    return targets

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.errors import FleetError
-from shoestring.fleet.run.store import Change
+from shoestring.fleet.run.database import Change
 
 _COLOURS = ("#1a73e8", "#e8710a", "#188038", "#a142f4", "#d93025", "#12a4af", "#9aa0a6", "#f9ab00")
 

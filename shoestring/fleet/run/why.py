@@ -2,7 +2,7 @@
 
 import time
 
-from shoestring.fleet.run.store import Entry
+from shoestring.fleet.run.database import Entry
 
 
 def explain(entry: Entry, *, is_run: bool, now: float | None = None) -> str:

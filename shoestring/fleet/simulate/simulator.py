@@ -22,7 +22,7 @@ from typing import Literal
 
 from shoestring.errors import FleetError
 from shoestring.fleet.allocate.allocator import allocate
-from shoestring.fleet.allocate.placement import Seats
+from shoestring.fleet.allocate.placement import Names, Places, place_jobs
 from shoestring.fleet.allocate.plan import Demand, Objective, Placement, Plan, Pool, served_by
 from shoestring.fleet.simulate.fifo import GavelFifo
 from shoestring.fleet.simulate.throughputs import Throughputs
@@ -33,7 +33,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a simulation is told besides the jobs and devices."""
+    """Settings of a simulation, apart from its jobs and devices."""
 
     objective: Objective | Literal["fifo"] = "jct"
     packing: bool = False
@@ -98,18 +98,20 @@ def simulate(
 ) -> Outcome:
     """Run the jobs to their ends; with `watch` only until the jobs of those numbers are done."""
     _check(jobs, throughputs, pools)
-    run = _Run(jobs, throughputs, pools, settings)
+    simulation = Simulation(jobs, throughputs, pools, settings)
     wanted = {job.number for job in jobs if watch is None or job.number in watch}
     if not wanted:
         raise FleetError(f"the trace has no jobs {watch}", hint=f"it has jobs 0 to {len(jobs) - 1}")
-    while not wanted <= run.outcome.completion_s.keys():
-        run.round()
+    while not wanted <= simulation.outcome.completion_s.keys():
+        simulation.round()
         if progress is not None:
-            progress("jobs done", len(run.outcome.completion_s.keys() & wanted), len(wanted))
-    return run.outcome
+            progress("jobs done", len(simulation.outcome.completion_s.keys() & wanted), len(wanted))
+    return simulation.outcome
 
 
-class _Run:
+class Simulation:
+    """The state between rounds; `placements` and `places` are what was decided for the last round."""
+
     def __init__(
         self, jobs: Sequence[TraceJob], throughputs: Throughputs, pools: Sequence[Pool], settings: Settings
     ) -> None:
@@ -121,7 +123,10 @@ class _Run:
         self._fifo = (
             GavelFifo(pools, settings.round_s, settings.seed) if settings.objective == "fifo" else None
         )
-        self._seats = Seats(pools)
+        self._kinds = {f"{pool.kind}-{n}": pool.kind for pool in pools for n in range(pool.count)}
+        self._devices: dict[str, Names] = {}
+        self.placements: Sequence[Placement] = ()
+        self.places = Places({}, frozenset(), frozenset())
         self._live: dict[str, _Live] = {}
         self._ends: dict[str, float] = {}
         self._last: Plan | None = None
@@ -134,7 +139,7 @@ class _Run:
             self._now = max(self._now, self._queue[-1].arrival_s)
         while self._queue and self._queue[-1].arrival_s <= self._now:
             self._arrive(self._queue.pop())
-        placements = self._decide()
+        self.placements = placements = self._decide()
         for live in self._live.values():
             live.running_on = None
         self._ends.clear()
@@ -142,9 +147,8 @@ class _Run:
         if not placements:
             self._idle()
             return
-        moved = self._seats.assign(placements)
-        self.outcome.starts += len(moved)
-        start, self._now = self._now, max(self._play(place, moved) for place in placements)
+        self._place(placements)
+        start, self._now = self._now, max(self._play(place) for place in placements)
         for place in placements:
             for name in place.jobs:
                 if self._live[name].left <= 0:
@@ -182,6 +186,19 @@ class _Run:
         self.outcome.decisions_s.append(time.perf_counter() - start)
         return placements
 
+    def _place(self, placements: Sequence[Placement]) -> None:
+        """Choose the devices of this round."""
+        self.places = place_jobs(placements, self._kinds, self._devices)
+        for place in placements:
+            if place.jobs[0] not in self.places.devices:
+                count = list(self._kinds.values()).count(place.kind)
+                raise FleetError(
+                    f"the plan gives out more than the {count} `{place.kind}`",
+                    hint="plan again for these devices",
+                )
+        self._devices = dict(self.places.devices)
+        self.outcome.starts += len(self.places.starting)
+
     def _demand(self, live: _Live) -> Demand:
         job, waited = live.job, self._now - live.job.arrival_s
         return Demand(
@@ -197,11 +214,11 @@ class _Run:
             served=served_by(job.steps - live.left, waited, live.speeds, self._pools),
         )
 
-    def _play(self, place: Placement, moved: set[str]) -> float:
+    def _play(self, place: Placement) -> float:
         """Run one placement for a round; return when it stops."""
         end = self._now
         for name, speed in zip(place.jobs, place.speeds, strict=True):
-            lost = self._settings.restart_cost_s if name in moved else 0.0
+            lost = self._settings.restart_cost_s if name in self.places.starting else 0.0
             # At least one step, so that very slow work gets done too.
             steps = min(max(1, int(speed * max(0.0, self._settings.round_s - lost))), self._live[name].left)
             self._live[name].left -= steps
@@ -218,7 +235,7 @@ class _Run:
         self.outcome.completion_s[live.job.number] = took
         self.outcome.late += live.job.deadline_s is not None and took > live.job.deadline_s
         del self._live[live.name]
-        self._seats.leave(live.name)
+        self._devices.pop(live.name, None)
         if self._fifo is not None:
             self._fifo.note_end(live.name)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shoestring.fleet.measure.profile import Profile, Sample
-from shoestring.fleet.run.store import Store
+from shoestring.fleet.run.database import Database
 from tests.unit.launch.processes import Command, clean_environment, run_command, wait_gone
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "fleet"
@@ -83,12 +83,12 @@ def write_jobs(tmp_path, gate):
 
 def know(folder):
     """Have profiles there, as if measured."""
-    with Store(folder) as store:
-        for entry in store.entries():
+    with Database(folder) as database:
+        for entry in database.entries():
             for kind in ("one", "two"):
                 sample = Sample(4, 0.01, 0.0, GIB // 2, 1.0, 1.0, steps=9)
                 profile = Profile(entry.key, kind, (sample,), memory_bytes=GIB)
-                store.keep_profile(entry.key, kind, profile.to_json())
+                database.save_profile(entry.key, kind, profile.to_json())
 
 
 def hashes(folder):

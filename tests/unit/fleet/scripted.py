@@ -1,10 +1,9 @@
 """An engine without processes: tasks take steps when the test says so, and obey as real ones do."""
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from shoestring.fleet.engine.base import STOPPED, Task
+from shoestring.fleet.contract import BATCH, STOPPED, TrialRequest, TrialResult
+from shoestring.fleet.engine.base import Task
 from shoestring.fleet.engine.devices import Device
 from shoestring.observe.events import EventLog
 
@@ -87,7 +86,7 @@ class MeasuredEngine:
         return ()
 
     def start(self, task):
-        batch = int(task.environment["SHOESTRING_BATCH"])
+        batch = int(task.environment[BATCH])
         self.batches.append(batch)
         done = ScriptedTask(task, log=EventLog(None, "worker-0"))
         task.folder.mkdir(parents=True, exist_ok=True)
@@ -95,13 +94,8 @@ class MeasuredEngine:
             (task.folder / "output.log").write_text(self.words)
             done.finish(1)
             return done
-        facts = {
-            "step_s": [self.step_s(batch)] * 10,
-            "first_at": 0.0,
-            "ended_at": 1.0,
-            "peak_bytes": self.peak_bytes(batch),
-        }
-        Path(task.environment["SHOESTRING_PROBE"]).write_text(json.dumps(facts))
+        result = TrialResult([self.step_s(batch)] * 10, 0.0, 1.0, self.peak_bytes(batch))
+        result.write(TrialRequest.of(task.environment).result)
         done.finish(0)
         return done
 

@@ -78,9 +78,9 @@ def test_a_missing_file_is_named(tmp_path):
         load(tmp_path / "devices.json")
 
 
-def test_only_visible_cards_are_lent():
-    cards = [Device(f"gpu{n}", "v100", 1, 1, uuid=f"GPU-{n}abc") for n in range(3)]
-    names = lambda setting: [card.name for card in devices._visible(cards, setting)]  # noqa: E731
+def test_only_visible_gpus_are_lent():
+    gpus = [Device(f"gpu{n}", "v100", 1, 1, uuid=f"GPU-{n}abc") for n in range(3)]
+    names = lambda setting: [gpu.name for gpu in devices._visible(gpus, setting)]  # noqa: E731
     assert names(None) == ["gpu0", "gpu1", "gpu2"]
     assert names("2,0") == ["gpu2", "gpu0"]
     assert names("GPU-1") == ["gpu1"]
@@ -96,5 +96,5 @@ def test_only_visible_cards_are_lent():
         ("???", "gpu"),
     ],
 )
-def test_a_cards_name_becomes_its_kind(name, kind):
+def test_a_gpus_name_becomes_its_kind(name, kind):
     assert devices._slug(name) == kind

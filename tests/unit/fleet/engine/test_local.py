@@ -7,6 +7,7 @@ import time
 import psutil
 import pytest
 
+from shoestring.fleet.contract import STOPPED
 from shoestring.fleet.engine.base import Task
 from shoestring.fleet.engine.devices import Device
 from shoestring.fleet.engine.local import LocalEngine, environment_of
@@ -78,15 +79,15 @@ assert not os.path.exists(stop)
 print("up", flush=True)
 while not os.path.exists(stop):
     os.sched_yield()
-sys.exit(75)
+sys.exit(int(os.environ["CODE"]))
 """
 
 
 def test_a_task_learns_that_it_is_to_stop_and_its_next_life_is_not_told_so(tmp_path, engine):
     for _ in range(2):
-        running = engine.start(task(tmp_path, WAIT_FOR_STOP))
+        running = engine.start(task(tmp_path, WAIT_FOR_STOP, environment={"CODE": str(STOPPED)}))
         running.ask_stop()
-        assert wait(running) in (75, 1)  # asked before it looked, or after
+        assert wait(running) in (STOPPED, 1)  # asked before it looked, or after
         running = engine.start(
             task(tmp_path, "import os; assert not os.path.exists(os.environ['SHOESTRING_STOP'])")
         )
@@ -139,15 +140,15 @@ def test_a_task_of_several_devices_is_that_many_workers(tmp_path):
     assert {line.removeprefix("[worker 1] ") for line in lines} >= {"0 of 2", "1 of 2"}
 
 
-def test_a_card_is_seen_alone_and_its_memory_is_capped(tmp_path):
-    cards = tuple(Device(f"gpu{n}", "h200", 1 << 37, 1 << 37, uuid=f"GPU-{n}") for n in range(2))
-    one = Task("job", ["x.py"], cards[1:], tmp_path, memory_bytes=123)
+def test_a_gpu_is_seen_alone_and_its_memory_is_capped(tmp_path):
+    gpus = tuple(Device(f"gpu{n}", "h200", 1 << 37, 1 << 37, uuid=f"GPU-{n}") for n in range(2))
+    one = Task("job", ["x.py"], gpus[1:], tmp_path, memory_bytes=123)
     given = environment_of(one, tmp_path / "stop", {"CUDA_VISIBLE_DEVICES": "7", "RANK": "3", "HOME": "/h"})
     assert given["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert given["SHOESTRING_MEMORY_BYTES"] == "123"
     assert given["HOME"] == "/h"
     assert "RANK" not in given
     assert "OMP_NUM_THREADS" not in given
-    both = environment_of(Task("job", ["x.py"], cards, tmp_path), tmp_path / "stop", {})
+    both = environment_of(Task("job", ["x.py"], gpus, tmp_path), tmp_path / "stop", {})
     assert both["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
     assert "SHOESTRING_MEMORY_BYTES" not in both

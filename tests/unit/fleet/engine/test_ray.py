@@ -12,9 +12,9 @@ from shoestring.fleet.engine.local import LocalEngine
 from shoestring.fleet.engine.ray import Outpost, RayEngine, _Post, node_devices
 from shoestring.fleet.jobs import Job
 from shoestring.fleet.measure.profile import Profile, Sample
-from shoestring.fleet.run.policies import make_planner
+from shoestring.fleet.run.database import Database
+from shoestring.fleet.run.planners import make_planner
 from shoestring.fleet.run.runner import Runner
-from shoestring.fleet.run.store import Store
 from tests.unit.fleet.scripted import GIB, cpu
 from tests.unit.launch.ray.rays import RayCommand, processes_of, ray_nodes
 
@@ -114,31 +114,31 @@ def test_neighbours_are_the_other_devices_of_the_node():
 
 
 @pytest.fixture
-def store(tmp_path):
+def database(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(WORK)
-    with Store(tmp_path / "fleet") as found:
+    with Database(tmp_path / "fleet") as found:
         found.add([Job(name, str(script), (str(n),), batches=(8,), steps=n) for name, n in STEPS.items()])
         for kind, step_s in SPEEDS.items():
             profile = Profile("", kind, (Sample(8, step_s, 0.0, GIB // 8, 1.0, 1.0, steps=9),))
             for entry in found.entries():
-                found.keep_profile(entry.key, kind, profile.to_json())
+                found.save_profile(entry.key, kind, profile.to_json())
         yield found
 
 
-def first_places(store: Store) -> dict[str, str]:
-    changes = [change for change in store.history() if change.state == "running"]
+def first_places(database: Database) -> dict[str, str]:
+    changes = [change for change in database.history() if change.state == "running"]
     return {change.job: change.device for change in reversed(changes)}
 
 
 @pytest.mark.slow
-def test_three_nodes_get_the_jobs_that_three_local_devices_would(store, tmp_path):
+def test_three_nodes_get_the_jobs_that_three_local_devices_would(database, tmp_path):
     engine = LocalEngine([cpu(kind, CORE) for kind in SPEEDS])
-    with Store(tmp_path / "local") as local:
-        local.add([entry.job for entry in store.entries()])
-        for entry in store.entries():
-            for kind, data in store.profiles(entry.key).items():
-                local.keep_profile(entry.key, kind, data)
+    with Database(tmp_path / "local") as local:
+        local.add([entry.job for entry in database.entries()])
+        for entry in database.entries():
+            for kind, data in database.profiles(entry.key).items():
+                local.save_profile(entry.key, kind, data)
         try:
             Runner(local, engine, make_planner("plan", "jct")).look()
             wanted = first_places(local)
@@ -149,15 +149,15 @@ def test_three_nodes_get_the_jobs_that_three_local_devices_would(store, tmp_path
     labels = [
         {"shoestring-name": kind, "shoestring-kind": kind, "shoestring-cores": str(CORE)} for kind in SPEEDS
     ]
-    given = ("fleet", "run", "--fleet", store.folder, "--json", "--on")
+    given = ("fleet", "run", "--fleet", database.folder, "--json", "--on")
     with ray_nodes(*labels) as nodes:
         with RayCommand(nodes, *given, nodes.on) as command:
             code, out, err = command.finish()
         assert code == 0, err
         assert not [one for one in processes_of(nodes.folder) if str(tmp_path) in " ".join(one.cmdline())]
-    assert first_places(store) == wanted
+    assert first_places(database) == wanted
     for facts in json.loads(out):
         assert (facts["state"], facts["steps_done"]) == ("done", STEPS[facts["name"]])
         assert facts["why"]
-        log = (store.job_folder(facts["name"]) / "output.log").read_text()
+        log = (database.job_folder(facts["name"]) / "output.log").read_text()
         assert log == f"on [{CORE}] batch 8\n"

@@ -1,6 +1,5 @@
 """Jobs beside a timed one, as real processes: they train while it is timed, and are gone afterwards."""
 
-import itertools
 import os
 import time
 
@@ -12,7 +11,6 @@ from shoestring.fleet.engine.devices import Device
 from shoestring.fleet.engine.local import LocalEngine
 from shoestring.fleet.jobs import Job
 from shoestring.fleet.measure.profile import Profiler
-from shoestring.worker.probe import Probe
 from tests.unit.fleet.scripted import GIB, cpu
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -25,7 +23,7 @@ import itertools, os, signal, sys
 from pathlib import Path
 
 import psutil
-from shoestring.worker.probe import Probe
+from shoestring.worker.trial import Trial
 
 how = sys.argv[1]
 folder = Path(os.environ["SHOESTRING_FOLDER"])
@@ -54,7 +52,7 @@ def wait_for_its_end():
         pass
 
 
-probe = Probe()
+trial = Trial()
 for step in itertools.count():
     if not is_timed and how == f"dies at {step}":
         sys.exit(3)
@@ -62,7 +60,7 @@ for step in itertools.count():
         signal.pause()
     while not is_timed and how == "trains" and not has_begun(folder.parent):  # the later of the two
         os.sched_yield()
-    probe.step_begins(step)
+    trial.step_begins(step)
     steps.write(b".")
     if is_timed and how == "fails" and step == 2:
         sys.exit("what a pity")
@@ -145,7 +143,7 @@ def test_the_neighbour_trains_in_every_timed_step_and_is_gone_afterwards(start):
     for _ in range(2):  # what the first has left does not let the second begin early
         assert fleet.profile("trains").missing == ()
         assert fleet.neighbour_is_gone()
-        assert not (fleet.beside / "probe.json").exists()
+        assert not (fleet.beside / "trial.json").exists()
         for folder in (fleet.beside, fleet.beside.parent):
             (folder / "steps").unlink()
     assert len(fleet.said) == 2
@@ -188,25 +186,10 @@ def test_a_neighbour_that_takes_no_step_is_waited_for_no_longer_than_the_limit(s
 
 @pytest.mark.parametrize(
     ("device", "busy"),
-    [(Device("card", "card", 8 * GIB, 8 * GIB, uuid="GPU-of-nobody"), ()), (ONE, ("two",))],
+    [(Device("gpu", "gpu", 8 * GIB, 8 * GIB, uuid="GPU-of-nobody"), ()), (ONE, ("two",))],
     ids=["gpu", "busy"],
 )
 def test_a_gpu_has_no_neighbours_and_busy_devices_are_left_alone(start, device, busy):
     fleet = start()
     assert fleet.profile("alone", device, busy=busy).missing == ()
     assert list(fleet.folder.glob("*/beside-*")) == []
-
-
-def test_a_probe_that_is_asked_for_longer_does_not_end_after_the_usual_time(tmp_path, monkeypatch):
-    clock = itertools.count(0, 100)  # seconds
-    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
-    given = {"SHOESTRING_PROBE": str(tmp_path / "result.json"), "SHOESTRING_PROBE_STEPS": "1000"}
-    patient, usual = Probe({**given, "SHOESTRING_PROBE_SECONDS": str(10**9)}), Probe(given)
-    take_steps(patient)
-    with pytest.raises(SystemExit):
-        take_steps(usual)
-
-
-def take_steps(probe):
-    for rounds in range(100):
-        probe.step_begins(rounds)

@@ -7,8 +7,8 @@ import pytest
 from shoestring.fleet.engine.devices import Device, Rates
 from shoestring.fleet.jobs import Job
 from shoestring.fleet.measure.profile import Profile, Sample
+from shoestring.fleet.run.database import Database, Entry
 from shoestring.fleet.run.estimate import choose_batch, estimate, load_profiles, pools_of
-from shoestring.fleet.run.store import Entry, Store
 from tests.unit.fleet.scripted import GIB, cpu
 
 FAST, SLOW = cpu("fast"), cpu("slow", 1)
@@ -117,26 +117,26 @@ def test_a_kind_without_a_measurement_is_predicted_from_rates(tmp_path):
         return Device(name, name, GIB, GIB, cores=(core,), rates=Rates(1e9, flop_s))
 
     devices = [rated("fast", 0, 4e9), rated("slow", 1, 1e9)]
-    with Store(tmp_path) as store:
-        assert load_profiles(store, "key", devices) == {}
-        store.keep_profile("key", "fast", BOTH["fast"].to_json())
-        found = load_profiles(store, "key", devices)
+    with Database(tmp_path) as database:
+        assert load_profiles(database, "key", devices) == {}
+        database.save_profile("key", "fast", BOTH["fast"].to_json())
+        found = load_profiles(database, "key", devices)
         assert found["fast"] == BOTH["fast"]
         assert found["slow"].predicted_from == "fast"
         assert found["slow"].step_s(8)[0] == pytest.approx(0.2)
-        store.keep_profile("key", "slow", BOTH["slow"].to_json())
-        assert load_profiles(store, "key", devices)["slow"] == BOTH["slow"]
-        assert set(load_profiles(store, "key", [FAST])) == {"fast"}
+        database.save_profile("key", "slow", BOTH["slow"].to_json())
+        assert load_profiles(database, "key", devices)["slow"] == BOTH["slow"]
+        assert set(load_profiles(database, "key", [FAST])) == {"fast"}
 
 
 def test_a_cpu_profile_of_the_first_version_is_not_used(tmp_path):
     """It was taken while the other devices were idle; a GPU's is as good as ever."""
-    card = Device("card", "card", GIB, GIB, uuid="GPU-1")
-    with Store(tmp_path) as store:
-        for kind in ("fast", "card"):
+    gpu = Device("gpu", "gpu", GIB, GIB, uuid="GPU-1")
+    with Database(tmp_path) as database:
+        for kind in ("fast", "gpu"):
             facts = json.loads(profile(kind, (8, 0.1, GIB)).to_json())
             assert facts.pop("version") == 2
-            store.keep_profile("key", kind, json.dumps(facts))
-        assert set(load_profiles(store, "key", [FAST, card])) == {"card"}
-        store.keep_profile("key", "fast", BOTH["fast"].to_json())
-        assert set(load_profiles(store, "key", [FAST, card])) == {"fast", "card"}
+            database.save_profile("key", kind, json.dumps(facts))
+        assert set(load_profiles(database, "key", [FAST, gpu])) == {"gpu"}
+        database.save_profile("key", "fast", BOTH["fast"].to_json())
+        assert set(load_profiles(database, "key", [FAST, gpu])) == {"fast", "gpu"}

@@ -7,8 +7,8 @@ from shoestring.fleet.allocate.plan import Placement, Plan
 from shoestring.fleet.engine.devices import Device
 from shoestring.fleet.jobs import Job
 from shoestring.fleet.measure.profile import Profile, Profiler, Sample
-from shoestring.fleet.run.runner import Runner, assign
-from shoestring.fleet.run.store import Store
+from shoestring.fleet.run.database import Database
+from shoestring.fleet.run.runner import Runner
 from tests.unit.fleet.scripted import GIB, MeasuredEngine, ScriptedEngine, cpu
 
 FAST, SLOW = cpu("fast"), cpu("slow", 1)
@@ -36,14 +36,14 @@ class Plans:
 
 
 @pytest.fixture
-def store(tmp_path):
+def database(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("pass\n")
-    with Store(tmp_path / "fleet") as found:
+    with Database(tmp_path / "fleet") as found:
         found.add([Job(name, str(script), batches=(8,), steps=100, every=10) for name in "abc"])
         for kind, step_s in (("fast", 0.1), ("slow", 0.4)):
             profile = Profile("", kind, (Sample(8, step_s, 0.0, GIB, 1.0, 1.0, steps=9),))
-            found.keep_profile(found.entry("a").key, kind, profile.to_json())
+            found.save_profile(found.entry("a").key, kind, profile.to_json())
         yield found
 
 
@@ -54,44 +54,44 @@ def engine():
     with_engine.close()
 
 
-def states(store):
-    return {e.job.name: (e.state, e.device) for e in store.entries()}
+def states(database):
+    return {e.job.name: (e.state, e.device) for e in database.entries()}
 
 
-def test_jobs_start_where_the_plan_says_and_the_rest_waits(store, engine):
-    runner = Runner(store, engine, Plans(place("fast", "a"), place("slow", "b")))
+def test_jobs_start_where_the_plan_says_and_the_rest_waits(database, engine):
+    runner = Runner(database, engine, Plans(place("fast", "a"), place("slow", "b")))
     assert runner.look()
-    assert states(store) == {"a": ("running", "fast"), "b": ("running", "slow"), "c": ("queued", "")}
-    assert store.entry("c").note == "c is there"
+    assert states(database) == {"a": ("running", "fast"), "b": ("running", "slow"), "c": ("queued", "")}
+    assert database.entry("c").note == "c is there"
     task = engine.latest("a").task
     assert (task.devices, task.every, task.environment["SHOESTRING_BATCH"]) == ((FAST,), 10, "8")
-    assert task.checkpoint == store.job_folder("a") / "checkpoints"
+    assert task.checkpoint == database.job_folder("a") / "checkpoints"
 
 
-def test_a_job_that_ends_makes_room_for_the_next(store, engine):
+def test_a_job_that_ends_makes_room_for_the_next(database, engine):
     plans = Plans(place("fast", "a"))
-    runner = Runner(store, engine, plans)
+    runner = Runner(database, engine, plans)
     runner.look()
     engine.latest("a").step_to(100)
     engine.latest("a").finish()
     plans.placements = (place("fast", "c"),)
     runner.look()
-    assert states(store) == {"a": ("done", "fast"), "b": ("queued", ""), "c": ("running", "fast")}
-    assert store.entry("a").steps == 100
+    assert states(database) == {"a": ("done", "fast"), "b": ("queued", ""), "c": ("running", "fast")}
+    assert database.entry("a").steps == 100
     assert set(plans.asked[-1]) == {"b", "c"}
 
 
-def test_nothing_is_decided_while_nothing_changes(store, engine):
+def test_nothing_is_decided_while_nothing_changes(database, engine):
     plans = Plans(place("fast", "a"))
-    runner = Runner(store, engine, plans, round_s=1e9)
+    runner = Runner(database, engine, plans, round_s=1e9)
     for _ in range(3):
         runner.look()
     assert len(plans.asked) == 1
 
 
-def test_a_moved_job_stops_at_a_checkpoint_and_goes_on_elsewhere(store, engine):
+def test_a_moved_job_stops_at_a_checkpoint_and_goes_on_elsewhere(database, engine):
     plans = Plans(place("fast", "a"), place("slow", "b"))
-    runner = Runner(store, engine, plans, round_s=0.0)
+    runner = Runner(database, engine, plans, round_s=0.0)
     runner.look()
     engine.latest("b").step_to(33)
     plans.placements = (place("fast", "b"), place("slow", "a"))
@@ -101,18 +101,18 @@ def test_a_moved_job_stops_at_a_checkpoint_and_goes_on_elsewhere(store, engine):
     assert len(engine.tasks) == 2  # both devices are still in use
     engine.latest("b").obey()
     runner.look()
-    assert states(store)["b"] == ("stopped", "")
+    assert states(database)["b"] == ("stopped", "")
     assert len(engine.tasks) == 2  # b's next device is still a's
     engine.latest("a").obey()
     runner.look()
-    assert states(store) == {"a": ("running", "slow"), "b": ("running", "fast"), "c": ("queued", "")}
+    assert states(database) == {"a": ("running", "slow"), "b": ("running", "fast"), "c": ("queued", "")}
     assert plans.asked[-1]["b"].remaining_steps == 67
-    assert [c.state for c in store.history("b")] == ["queued", "running", "stopped", "running"]
+    assert [c.state for c in database.history("b")] == ["queued", "running", "stopped", "running"]
 
 
-def test_a_job_that_is_to_stay_after_all_is_not_stopped(store, engine):
+def test_a_job_that_is_to_stay_after_all_is_not_stopped(database, engine):
     plans = Plans(place("fast", "a"))
-    runner = Runner(store, engine, plans, round_s=0.0)
+    runner = Runner(database, engine, plans, round_s=0.0)
     runner.look()
     plans.placements = (place("slow", "a"),)
     runner.look()
@@ -123,22 +123,22 @@ def test_a_job_that_is_to_stay_after_all_is_not_stopped(store, engine):
     assert len(engine.tasks) == 1
 
 
-def test_a_job_that_stays_is_left_alone(store, engine):
+def test_a_job_that_stays_is_left_alone(database, engine):
     plans = Plans(place("fast", "a"))
-    runner = Runner(store, engine, plans, round_s=0.0)
+    runner = Runner(database, engine, plans, round_s=0.0)
     for _ in range(3):
         runner.look()
     assert len(engine.tasks) == 1
     assert not engine.latest("a").is_asked
 
 
-def test_a_pair_shares_a_device_and_each_is_capped(store):
+def test_a_pair_shares_a_device_and_each_is_capped(database):
     engine = ScriptedEngine((Device("fast", "fast", 80 * GIB, 40 * GIB, uuid="GPU-1"),))
-    runner = Runner(store, engine, Plans(place("fast", "a", "b")))
+    runner = Runner(database, engine, Plans(place("fast", "a", "b")))
     runner.look()
-    assert states(store) == {"a": ("running", "fast"), "b": ("running", "fast"), "c": ("queued", "")}
+    assert states(database) == {"a": ("running", "fast"), "b": ("running", "fast"), "c": ("queued", "")}
     assert engine.latest("a").task.memory_bytes == pytest.approx(1.05 * GIB, rel=1e-6)
-    work = store.entry("a").key + ":8"
+    work = database.entry("a").key + ":8"
     assert [life.partner for life in runner.lives.values()] == [work, work]
     engine.latest("b").finish()
     runner.look()
@@ -146,71 +146,71 @@ def test_a_pair_shares_a_device_and_each_is_capped(store):
     engine.close()
 
 
-def test_a_job_alone_may_take_what_others_left_free(store):
+def test_a_job_alone_may_take_what_others_left_free(database):
     engine = ScriptedEngine((Device("fast", "fast", 80 * GIB, 40 * GIB, uuid="GPU-1"),))
-    Runner(store, engine, Plans(place("fast", "a"))).look()
+    Runner(database, engine, Plans(place("fast", "a"))).look()
     assert engine.latest("a").task.memory_bytes == 40 * GIB
     engine.close()
 
 
-def test_a_job_that_fails_is_not_started_again(store, engine):
-    runner = Runner(store, engine, Plans(place("fast", "a")), round_s=0.0)
+def test_a_job_that_fails_is_not_started_again(database, engine):
+    runner = Runner(database, engine, Plans(place("fast", "a")), round_s=0.0)
     runner.look()
     engine.latest("a").step_to(7)
     engine.latest("a").finish(3)
     runner.look()
-    assert states(store)["a"] == ("failed", "fast")
-    assert store.entry("a").note == "exit code 3 after 7 steps"
+    assert states(database)["a"] == ("failed", "fast")
+    assert database.entry("a").note == "exit code 3 after 7 steps"
     assert len(engine.tasks) == 1
 
 
-def test_an_unwanted_job_is_ended_and_forgotten(store, engine):
-    runner = Runner(store, engine, Plans(place("fast", "a")))
+def test_an_unwanted_job_is_ended_and_forgotten(database, engine):
+    runner = Runner(database, engine, Plans(place("fast", "a")))
     runner.look()
-    store.unwant("a")
+    database.unwant("a")
     runner.look()
     assert engine.latest("a").code == 137
-    assert list(states(store)) == ["b", "c"]
-    assert not store.job_folder("a").exists()
+    assert list(states(database)) == ["b", "c"]
+    assert not database.job_folder("a").exists()
 
 
-def test_a_planner_that_fails_leaves_the_last_plan_standing(store, engine):
+def test_a_planner_that_fails_leaves_the_last_plan_standing(database, engine):
     plans, said = Plans(place("fast", "a")), []
-    runner = Runner(store, engine, plans, round_s=0.0, say=said.append)
+    runner = Runner(database, engine, plans, round_s=0.0, say=said.append)
     runner.look()
     plans.placements = (None,)
     runner.look()
-    assert states(store)["a"] == ("running", "fast")
+    assert states(database)["a"] == ("running", "fast")
     assert not engine.latest("a").is_asked
     assert said == ["no new plan: no plan today"]
 
 
-def test_stopping_leaves_every_job_stopped(store, engine):
-    runner = Runner(store, engine, Plans(place("fast", "a"), place("slow", "b")))
+def test_stopping_leaves_every_job_stopped(database, engine):
+    runner = Runner(database, engine, Plans(place("fast", "a"), place("slow", "b")))
     runner.look()
     engine.latest("a").ask_stop()
     engine.latest("a").obey()
     runner.stop(grace_s=0.0)
-    assert states(store) == {"a": ("stopped", ""), "b": ("stopped", ""), "c": ("queued", "")}
-    assert [change.note for change in store.history("b")][-1] == "ended before its next checkpoint"
+    assert states(database) == {"a": ("stopped", ""), "b": ("stopped", ""), "c": ("queued", "")}
+    assert [change.note for change in database.history("b")][-1] == "ended before its next checkpoint"
     assert runner.lives == {}
 
 
-def test_a_job_that_was_not_profiled_is_profiled_on_idle_devices(store, engine, tmp_path):
+def test_a_job_that_was_not_profiled_is_profiled_on_idle_devices(database, engine, tmp_path):
     script = tmp_path / "elsewhere" / "new.py"
     script.parent.mkdir()
     script.write_text("print(1)\n")
-    store.add([Job("new", str(script), batches=(4,), steps=5)])
+    database.add([Job("new", str(script), batches=(4,), steps=5)])
     measured = MeasuredEngine((FAST, SLOW), lambda b: 0.01 * b, lambda b: GIB)
     profiler = Profiler(measured, tmp_path / "profile")
     plans = Plans(place("slow", "a"))
-    runner = Runner(store, engine, plans, profiler)
+    runner = Runner(database, engine, plans, profiler)
     runner.look()
-    assert set(store.profiles(store.entry("new").key)) == {"fast", "slow"}
+    assert set(database.profiles(database.entry("new").key)) == {"fast", "slow"}
     assert plans.asked[-1]["new"].speeds == pytest.approx({"fast": 25.0, "slow": 25.0})
 
 
-def test_a_profile_leaves_the_devices_of_running_jobs_alone(store, engine, tmp_path):
+def test_a_profile_leaves_the_devices_of_running_jobs_alone(database, engine, tmp_path):
     asked = []
 
     class Asked(Profiler):
@@ -219,73 +219,46 @@ def test_a_profile_leaves_the_devices_of_running_jobs_alone(store, engine, tmp_p
             return super().profile(job, device, busy)
 
     measured = MeasuredEngine((FAST, SLOW), lambda b: 0.01 * b, lambda b: GIB)
-    runner = Runner(store, engine, Plans(place("slow", "a")), Asked(measured, tmp_path / "profile"))
+    runner = Runner(database, engine, Plans(place("slow", "a")), Asked(measured, tmp_path / "profile"))
     runner.look()
     script = tmp_path / "elsewhere" / "new.py"
     script.parent.mkdir()
     script.write_text("print(1)\n")
-    store.add([Job("new", str(script), batches=(4,), steps=5)])
+    database.add([Job("new", str(script), batches=(4,), steps=5)])
     runner.look()
     assert asked == [("new", "fast", {"slow"})]
 
 
-def test_a_job_with_a_profile_of_the_first_version_is_profiled_again(store, engine, tmp_path):
-    key = store.entry("a").key
-    for kind, data in store.profiles(key).items():
-        store.keep_profile(key, kind, data.replace('"version":2', '"version":1'))
+def test_a_job_with_a_profile_of_the_first_version_is_profiled_again(database, engine, tmp_path):
+    key = database.entry("a").key
+    for kind, data in database.profiles(key).items():
+        database.save_profile(key, kind, data.replace('"version":2', '"version":1'))
     measured = MeasuredEngine((FAST, SLOW), lambda b: 0.01 * b, lambda b: GIB)
-    runner = Runner(store, engine, Plans(place("slow", "a")), Profiler(measured, tmp_path / "profile"))
+    runner = Runner(database, engine, Plans(place("slow", "a")), Profiler(measured, tmp_path / "profile"))
     runner.look()
     assert measured.batches == [2, 4, 8] * 2  # once on each kind, for all jobs of the same code
-    assert all('"version":2' in data for data in store.profiles(key).values())
+    assert all('"version":2' in data for data in database.profiles(key).values())
 
 
-def test_a_script_that_cannot_be_profiled_fails_alone(store, engine, tmp_path):
+def test_a_script_that_cannot_be_profiled_fails_alone(database, engine, tmp_path):
     script = tmp_path / "elsewhere" / "new.py"
     script.parent.mkdir()
     script.write_text("print(1)\n")
-    store.add([Job("new", str(script), batches=(4,), steps=5)])
+    database.add([Job("new", str(script), batches=(4,), steps=5)])
     broken = MeasuredEngine((FAST, SLOW), None, None, fails_at=(1, 2, 4), words="SyntaxError: what")
-    runner = Runner(store, engine, Plans(place("fast", "a")), Profiler(broken, tmp_path / "profile"))
+    runner = Runner(database, engine, Plans(place("fast", "a")), Profiler(broken, tmp_path / "profile"))
     runner.look()
-    assert states(store)["new"][0] == "failed"
-    assert "SyntaxError: what" in store.entry("new").note
-    assert states(store)["a"] == ("running", "fast")
+    assert states(database)["new"][0] == "failed"
+    assert "SyntaxError: what" in database.entry("new").note
+    assert states(database)["a"] == ("running", "fast")
 
 
-def test_speeds_seen_while_running_reach_the_next_decision(store, engine):
+def test_speeds_seen_while_running_reach_the_next_decision(database, engine):
     plans = Plans(place("fast", "a"))
-    runner = Runner(store, engine, plans, round_s=0.0)
+    runner = Runner(database, engine, plans, round_s=0.0)
     runner.look()
     life = runner.lives["a"]
     for step in range(1, 102, 10):  # 10 steps a second, by the clock of the events
         life._step(step, step / 10, {"worker": 0})
     runner.look()
     assert plans.asked[-1]["a"].speeds["fast"] == pytest.approx(10.0)
-
-
-DEVICES = tuple(cpu(f"d{n}", n, kind="fast" if n < 3 else "slow") for n in range(5))
-
-
-def test_assign_keeps_jobs_where_they_are():
-    plan = Plan((place("fast", "a"), place("fast", "b"), place("slow", "c", "d"), place("fast", "e")))
-    current = {"b": (DEVICES[0],), "d": (DEVICES[4],), "e": (DEVICES[3],)}
-    assert assign(plan, DEVICES, current) == {
-        "a": (DEVICES[1],),
-        "b": (DEVICES[0],),
-        "c": (DEVICES[4],),
-        "d": (DEVICES[4],),
-        "e": (DEVICES[2],),
-    }
-
-
-def test_assign_gives_no_device_twice():
-    plan = Plan((place("fast", "a", devices=2), place("fast", "b"), place("fast", "c")))
-    found = assign(plan, DEVICES, {"c": (DEVICES[1],)})
-    assert found == {"c": (DEVICES[1],), "a": (DEVICES[0], DEVICES[2])}  # none is left for b
-
-
-def test_a_pair_that_ran_apart_comes_together_on_one_of_its_devices():
-    plan = Plan((place("fast", "a", "b"),))
-    found = assign(plan, DEVICES, {"a": (DEVICES[2],), "b": (DEVICES[1],)})
-    assert found == {"a": (DEVICES[2],), "b": (DEVICES[2],)}

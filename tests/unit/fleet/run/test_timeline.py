@@ -3,7 +3,7 @@
 import pytest
 
 from shoestring.errors import FleetError
-from shoestring.fleet.run.store import Change
+from shoestring.fleet.run.database import Change
 from shoestring.fleet.run.timeline import Interval, draw, intervals
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from shoestring.fleet.jobs import Job
-from shoestring.fleet.run.store import Entry
+from shoestring.fleet.run.database import Entry
 from shoestring.fleet.run.why import duration, explain
 
 

@@ -3,9 +3,7 @@
 import pytest
 
 from shoestring.errors import FleetError
-from shoestring.fleet.allocate.placement import Seats
-from shoestring.fleet.allocate.plan import Demand, Placement, Pool
-from shoestring.fleet.simulate.fifo import GavelFifo
+from shoestring.fleet.allocate.plan import Demand, Placement, Plan, Pool
 from shoestring.fleet.simulate.simulator import Settings, simulate
 from shoestring.fleet.simulate.throughputs import parse_throughputs
 from shoestring.fleet.simulate.trace import TraceJob, draw_trace
@@ -149,63 +147,8 @@ def test_what_cannot_be_simulated_is_refused(jobs, kinds, found):
         simulate(jobs, TABLE, [Pool(kind, 2) for kind in kinds], Settings())
 
 
-def test_fifo_ties_jobs_to_kinds_from_the_end_of_the_alphabet():
-    fifo = GavelFifo([Pool("a", 2), Pool("b", 2)], ROUND, seed=0)
-    demands = [Demand(str(n), "w", 100, {"a": 1.0, "b": 2.0}) for n in range(6)]
-    for demand in demands:
-        fifo.note_start(demand.job)
-    placed = fifo.decide(5.0, demands)
-    # With seed 0 the draw strikes off `b`, which is full, so `a` comes next; when it is full too,
-    # it is the only one left, and who still waits is not tied at all.
-    assert [(place.kind, *place.jobs) for place in placed] == [("a", "2"), ("a", "3"), ("b", "0"), ("b", "1")]
-    for place in placed:
-        fifo.note_run(place.jobs[0], place.kind, ROUND)
-    assert [place.jobs for place in fifo.decide(ROUND, demands)] == [place.jobs for place in placed]
-    fifo.note_end("0")
-    left = demands[1:]
-    assert ("4",) not in [place.jobs for place in fifo.decide(2 * ROUND, left)]
-    later = fifo.decide(1925.0, left)
-    assert Placement("b", ("4",), 1, (2.0,)) in later  # the heir, once 1920 s have passed
-
-
-def tie(seed):
-    fifo = GavelFifo([Pool(kind, 1) for kind in "abc"], ROUND, seed)
-    demands = [Demand(str(n), "w", 1000, dict.fromkeys("abc", 1.0)) for n in range(3)]
-    for demand in demands:
-        fifo.note_start(demand.job)
-    return fifo, demands, fifo.decide(5.0, demands)
-
-
-def test_fifo_takes_turns_on_a_kind_that_is_tied_too_often():
-    # A seed that strikes off the kind with room: all who wait are tied to the full one.
-    seed = next(seed for seed in range(50) if {place.kind for place in tie(seed)[2]} == {"c"})
-    fifo, demands, _ = tie(seed)
-    turns = []
-    for number in range(6):
-        (place,) = fifo.decide(5.0 + number * ROUND, demands)
-        fifo.note_run(place.jobs[0], place.kind, ROUND)
-        turns.append(place.jobs[0])
-    assert turns == ["0", "1", "2", "0", "1", "2"]
-
-
-def place(kind, *jobs, devices=1):
-    return Placement(kind, jobs, devices, (1.0,) * len(jobs))
-
-
-def test_seats_are_kept_where_they_can_be():
-    seats = Seats([Pool("k", 3)])
-    assert seats.assign([place("k", "a"), place("k", "b", "c"), place("k", "d")]) == set("abcd")
-    # `c` keeps its seat with `a`, who moves; `b` and `d` sit where they did before only if it is free.
-    assert seats.assign([place("k", "c", "a"), place("k", "d")]) == {"a"}
-    assert seats.seat_of("a") == seats.seat_of("c") == ("k", (1,))
-    assert seats.seat_of("b") is None
-    assert seats.assign([place("k", "g", devices=2), place("k", "d")]) == {"g"}
-    assert seats.seat_of("g") == ("k", (0, 1))
-    seats.leave("g")
-    assert seats.seat_of("g") is None
-    # A pair that is together goes before one half of another.
-    seats.assign([place("k", "x", "y")])
-    seats.assign([place("k", "x"), place("k", "y")])
-    assert seats.seat_of("x") != seats.seat_of("y")
-    with pytest.raises(FleetError, match="more than the 3 `k`"):
-        seats.assign([place("k", "a", devices=2), place("k", "b", devices=2)])
+def test_a_plan_with_more_devices_than_there_are_is_refused(monkeypatch):
+    plan = Plan(tuple(Placement("fast", (name,), 1, (10.0,)) for name in "01"))
+    monkeypatch.setattr("shoestring.fleet.simulate.simulator.allocate", lambda *_, **__: plan)
+    with pytest.raises(FleetError, match="more than the 1 `fast`"):
+        run([line(0, 10), line(1, 10)])

@@ -1,8 +1,9 @@
-"""Ways to decide which job runs where: the allocator's plan, and what people do without one.
+"""Planners: functions that turn estimates into a plan. `--policy` names them.
 
-`fifo` gives each free device to the job that has waited longest, and never moves one.
-`even` runs all jobs at once, dealt to the devices in turn, and lets them share. Both look at
-nothing but the order of the jobs: they are the yardsticks.
+`plan` asks the allocator. The two others are yardsticks to compare it with, which look at
+nothing but the order of the jobs: `fifo` gives each free device to the job that has waited
+longest, and never moves a job; `even` runs all jobs at once, dealt to the devices in turn, two
+to a device where there are more jobs than devices.
 """
 
 from collections.abc import Callable
@@ -11,23 +12,24 @@ from functools import partial
 from shoestring.errors import UsageError
 from shoestring.fleet.allocate.plan import Demand, Objective, Placement, Plan
 from shoestring.fleet.run.estimate import Estimates
-from shoestring.fleet.run.runner import Planner
 
-POLICIES = ("plan", "fifo", "even")
+Planner = Callable[[Estimates, Plan | None], Plan]  # from the estimates and the last plan
+
+PLANNERS = ("plan", "fifo", "even")
 
 
-def make_planner(policy: str, objective: Objective = "jct", *, round_s: float = 60.0) -> Planner:
-    """Return the planner of a policy."""
-    if policy == "plan":
+def make_planner(name: str, objective: Objective = "jct", *, round_s: float = 60.0) -> Planner:
+    """Return the planner of this name; `objective` and `round_s` are for the allocator."""
+    if name == "plan":
         return partial(best, objective=objective, round_s=round_s)
-    yardsticks: dict[str, Callable[[Estimates, Plan | None], Plan]] = {"fifo": fifo, "even": even}
-    if policy not in yardsticks:
-        raise UsageError(f"there is no policy `{policy}`", hint=f"one of {', '.join(POLICIES)}")
-    return yardsticks[policy]
+    yardsticks: dict[str, Planner] = {"fifo": fifo, "even": even}
+    if name not in yardsticks:
+        raise UsageError(f"`--policy {name}` names no planner", hint=f"one of {', '.join(PLANNERS)}")
+    return yardsticks[name]
 
 
 def best(estimates: Estimates, last: Plan | None, *, objective: Objective, round_s: float) -> Plan:
-    """What the allocator says."""
+    """The allocator's plan."""
     from shoestring.fleet.allocate.allocator import allocate  # it brings the solver: not for every command
 
     return allocate(

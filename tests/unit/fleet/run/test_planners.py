@@ -6,7 +6,7 @@ from shoestring.errors import UsageError
 from shoestring.fleet.allocate.plan import Demand, Pool
 from shoestring.fleet.measure.interference import Interference
 from shoestring.fleet.run.estimate import Estimates
-from shoestring.fleet.run.policies import even, fifo, make_planner
+from shoestring.fleet.run.planners import even, fifo, make_planner
 
 
 def estimates(*demands, fast=1, slow=1):
@@ -52,8 +52,8 @@ def test_even_keeps_jobs_where_they_are_and_has_two_on_a_device_at_most():
     assert list(plan.waiting) == ["e"]
 
 
-def test_an_unknown_policy_is_refused():
-    with pytest.raises(UsageError, match="no policy `best`"):
+def test_an_unknown_name_is_refused():
+    with pytest.raises(UsageError, match="`--policy best` names no planner"):
         make_planner("best")
 
 

@@ -1,11 +1,11 @@
-"""The fleet's memory: jobs with their history, what was measured, and who runs them.
+"""The database of a fleet: jobs with their history, profiles, and the lock of the process that runs them.
 
 One SQLite file in the fleet's folder, in WAL mode: several commands may use it at once, and a
 process that is killed leaves it as its last transaction did (a power cut may undo the last
 few). A job's state changes in one transaction with the line of its history.
 
 One process runs a fleet: it holds a lock on a file, which the kernel lets go when that
-process ends, however it ends. What a dead one had running is then `stopped`: see `recover`.
+process ends, however it ends. Jobs that it had running are then `stopped`: see `recover`.
 """
 
 import contextlib
@@ -78,14 +78,14 @@ class Change:
 
 
 def default_folder() -> Path:
-    """Where a fleet is kept: `SHOESTRING_FLEET`, or `fleet` in the user's state folder."""
+    """The folder of a fleet: `SHOESTRING_FLEET`, or `fleet` in the user's state folder."""
     if given := os.environ.get("SHOESTRING_FLEET"):
         return Path(given)
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "shoestring" / "fleet"
 
 
-class Store:
+class Database:
     """The fleet of one folder. Use it in one thread; close it, or use it in a `with`."""
 
     def __init__(self, folder: Path) -> None:
@@ -114,14 +114,14 @@ class Store:
     def close(self) -> None:
         self._db.close()
 
-    def __enter__(self) -> "Store":
+    def __enter__(self) -> "Database":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def job_folder(self, name: str) -> Path:
-        """Where a job's output, event logs and checkpoints are."""
+        """The folder of a job's output, event logs and checkpoints."""
         return self.folder / "jobs" / name
 
     def add(self, jobs: list[Job]) -> None:
@@ -175,7 +175,7 @@ class Store:
 
     def tell(self, name: str, *, steps: int | None = None, note: str | None = None,
              ends_at: float | None = None) -> None:  # fmt: skip
-        """Keep how far a job is, why it is where it is, and when it will be done."""
+        """Write down the steps of a job, the reason for its state, and its expected end."""
         self._db.execute(
             "update jobs set steps = max(steps, coalesce(?, steps)), note = coalesce(?, note), ends_at = ? "
             "where name = ?",
@@ -201,22 +201,22 @@ class Store:
         )
         return [Change(*row) for row in rows]
 
-    def keep_profile(self, key: str, kind: str, data: str) -> None:
-        """Keep what was measured of some code on a kind of device."""
+    def save_profile(self, key: str, kind: str, data: str) -> None:
+        """Save the profile of a job's code on a kind of device."""
         self._db.execute(
             "insert or replace into profiles values (?, ?, ?, ?)", (key, kind, data, time.time())
         )
 
     def profiles(self, key: str) -> dict[str, str]:
-        """What was measured of some code, by kind of device."""
+        """The saved profiles of a job's code, by kind of device."""
         return dict(self._db.execute("select kind, data from profiles where key = ?", (key,)).fetchall())
 
-    def keep_pair(self, kind: str, a: str, b: str, factor: float, seen: float) -> None:
-        """Keep how fast `a` was beside `b` as a part of its speed alone, and for how many seconds."""
+    def save_pair(self, kind: str, a: str, b: str, factor: float, seen: float) -> None:
+        """Save the speed of `a` beside `b` as a part of its speed alone, and for how long it was seen."""
         self._db.execute("insert or replace into pairs values (?, ?, ?, ?, ?)", (kind, a, b, factor, seen))
 
     def pairs(self) -> dict[tuple[str, str, str], tuple[float, float]]:
-        """All that was seen of pairs: `(kind, a, b)` gives the factor and the seconds."""
+        """The saved speeds of pairs: `(kind, a, b)` gives the factor and the seconds."""
         rows = self._db.execute("select kind, a, b, factor, seen from pairs")
         return {(kind, a, b): (factor, seen) for kind, a, b, factor, seen in rows}
 
@@ -242,7 +242,7 @@ class Store:
             yield
 
     def recover(self) -> list[str]:
-        """Mark as stopped what a process that is gone had running; return the names. Hold the lock."""
+        """Mark jobs as stopped that a process which ended had running; return their names. Hold the lock."""
         lost = [entry.job.name for entry in self.entries() if entry.state == "running"]
         for name in lost:
             self.move(name, "stopped", note="the process that ran the fleet ended")

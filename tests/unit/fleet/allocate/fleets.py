@@ -1,12 +1,20 @@
-"""Small random fleets for tests, and the best choice by trying every one."""
+"""Small random fleets for tests, what every plan for them promises, and the best choice by trying every one.
+
+`benchmarks/fleet/random_fleets.py` runs the tests that draw fleets with far more examples.
+"""
 
 import itertools
+import os
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from shoestring.fleet.allocate.plan import Demand, Pool
+from shoestring.fleet.allocate.plan import Demand, Plan, Pool
+
+EXAMPLES = int(os.environ.get("SHOESTRING_EXAMPLES", "200"))
+checked: Counter[str] = Counter()  # fleets, by what was checked
 
 
 class TablePairs:
@@ -93,3 +101,32 @@ def best_by_trying(
                 rest = (*left[:kind], left[kind] - devices, *left[kind + 1 :])
                 stack.append((next_ + 1, worth + gain, rest, taken | set(jobs)))
     return best
+
+
+def check_promises(plan: Plan, demands, pools, margin):
+    by_name = {demand.job: demand for demand in demands}
+    pool_of = {pool.kind: pool for pool in pools}
+    placed = [job for place in plan.placements for job in place.jobs]
+    assert sorted(placed + list(plan.waiting)) == sorted(by_name)  # every job once
+    assert list(plan.reasons) == [demand.job for demand in demands]
+    assert all(f"`{job}`" in why for job, why in plan.reasons.items())
+    assert {job: plan.reasons[job] for job in plan.waiting} == dict(plan.waiting)
+    assert all("waits: " in why for why in plan.waiting.values())
+    for kind, count in plan.devices_in_use().items():
+        assert count <= pool_of[kind].count
+    for place in plan.placements:
+        own, memory = [by_name[job] for job in place.jobs], pool_of[place.kind].memory_bytes
+        assert len(own) in (1, 2)
+        assert {demand.devices for demand in own} == {place.devices}
+        assert all(
+            0 < speed <= d.speeds[place.kind] * (1 + 1e-12)
+            for speed, d in zip(place.speeds, own, strict=True)
+        )
+        needs = [(demand.memory_bytes or {}).get(place.kind) for demand in own]
+        if memory is None:
+            continue
+        if place.is_packed:
+            assert None not in needs
+            assert sum(needs) <= (1 - margin) * memory
+        else:
+            assert needs[0] is None or needs[0] <= memory
