@@ -1,4 +1,4 @@
-"""One process of `shoestring bench scale`: a shard or a worker of one run after the other.
+"""One process of `python -m benchmarks.scale`: a shard or a worker of one run after the other.
 
 Speaks lines of JSON as the processes of `bench wire` do. It tells how much processor time
 each of its threads has taken. Rounds begin at a time that is given: the monotonic clock is

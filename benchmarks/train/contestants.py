@@ -1,6 +1,6 @@
 """Who takes part, with which settings, and with which learning rate.
 
-Learning rates were searched over the same grid for all (`shoestring bench train --search`);
+Learning rates were searched over the same grid for all (`python -m benchmarks.train --search`);
 what came out is below.
 """
 

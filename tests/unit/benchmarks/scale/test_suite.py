@@ -11,11 +11,11 @@ import pytest
 from benchmarks.scale import crowd as scalecrowd
 from benchmarks.scale import runs as scaleruns
 from benchmarks.scale import suite as scale
+from benchmarks.scale.__main__ import main
 from benchmarks.scale.costs import Costs, Crowd, Price, Run, Usage, fit_costs
 from benchmarks.scale.model import Cluster
 from benchmarks.scale.peer import thread_seconds
 from benchmarks.scale.table import show, tables
-from shoestring.cli import main
 from shoestring.errors import UsageError
 from shoestring.model.parts import assign
 
@@ -194,7 +194,7 @@ def test_the_command_takes_a_saved_calibration(saved, monkeypatch, capsys, tmp_p
     monkeypatch.setattr(scale, "FULL", SMALL)
     output = tmp_path / "again.json"
     with pytest.raises(SystemExit) as ended:
-        main(["bench", "scale", "--calibration", str(saved[0]), "--json", "--output", str(output)])
+        main(["--calibration", str(saved[0]), "--json", "--output", str(output)])
     assert ended.value.code in (0, None)
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads(output.read_text())
