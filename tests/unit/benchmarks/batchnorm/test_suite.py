@@ -225,7 +225,6 @@ def test_a_tiny_run_gives_all_rows(tmp_path, monkeypatch, capsys):
     [
         (["--case", "many"], "there is no case `many`"),
         (["--policy", "bounded"], "`--policy bounded`"),
-        (["--output", "no/such/folder/x.json"], "there is no folder"),
     ],
 )
 def test_mistakes_are_named_before_anything_runs(options, problem, capsys):
