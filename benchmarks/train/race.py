@@ -14,7 +14,7 @@ from typing import IO
 import msgspec
 
 from benchmarks.train.contestants import Contestant, find_python
-from benchmarks.train.ours import KEYS
+from benchmarks.train.entrants.ours import KEYS
 from benchmarks.train.trainer import Result, Task
 from benchmarks.train.workloads import Workload
 from shoestring.bench.link.hosts import Hosts

@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 
-from benchmarks.train import hivemind, torchft
 from benchmarks.train.contestants import CONTESTANTS, find_contestant, find_python, find_version
 from benchmarks.train.entrant import Place
+from benchmarks.train.entrants import hivemind, torchft
 from shoestring.errors import UsageError
 
 
