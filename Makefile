@@ -40,7 +40,7 @@ lint: $(READY) ## Check style, types and the direction of imports
 golden: $(READY) ## Write tests/golden/public_api.txt anew, to be read in the diff
 	$(BIN)/python tests/unit/test_public_api.py
 
-peers: $(PEERS)/.ready ## Build .venv-peers: torchft and hivemind, for `shoestring bench train`
+peers: $(PEERS)/.ready ## Build .venv-peers: torchft and hivemind, for `python -m benchmarks.train`
 
 clean: ## Remove .venv, caches and builds
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -1,6 +1,6 @@
 """Draw the charts and write the tables that documents show, from committed results.
 
-    python benchmarks/draw.py
+    python -m benchmarks.draw
 
 Tables stand between `<!-- table: NAME -->` and `<!-- end -->`; a test writes them anew and compares.
 """
@@ -8,6 +8,7 @@ Tables stand between `<!-- table: NAME -->` and `<!-- end -->`; a test writes th
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,15 +141,15 @@ def table_of_delay() -> list[str]:
 def tables() -> dict[str, Callable[[], list[str]]]:
     """By name, what writes the lines of each table."""
     made: dict[str, Callable[[], list[str]]] = {
-        name: lambda own=own: own for name, own in scaletable.tables(load("scale")).items()
+        name: partial(list, own) for name, own in scaletable.tables(load("scale")).items()
     }
     made |= {"batchnorm": table_of_batchnorm, "batchnorm delay": table_of_delay}
     for workload in TRAININGS:
-        made[f"ablation {workload}"] = lambda w=workload: table_of_ablation(w)
+        made[f"ablation {workload}"] = partial(table_of_ablation, workload)
         for link in LINKS:
             for hosts in (2, 4, 8):
                 name = f"train {workload} {link}" + (f" {hosts} hosts" if hosts > 2 else "")
-                made[name] = lambda w=workload, k=link, n=hosts: table_of_train(w, k, n)
+                made[name] = partial(table_of_train, workload, link, hosts)
     return made
 
 

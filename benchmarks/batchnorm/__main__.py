@@ -1,19 +1,13 @@
-"""`shoestring bench batchnorm`: what sharing BatchNorm statistics buys and costs."""
+"""`python -m benchmarks.batchnorm`: what sharing BatchNorm statistics buys and costs."""
 
 import os
 from typing import Annotated
 
 import typer
 
-from shoestring.cli.bench.options import AsJson, Data, Output, check_output, deliver, describe_machine, say
+from benchmarks.command import Command, say
+from shoestring.cli.bench.options import AsJson, Data, Output, check_output, deliver, describe_machine
 from shoestring.errors import UsageError
-
-EPILOG = """\
-[bold]Examples[/bold]
-  shoestring bench batchnorm --quick
-  shoestring bench batchnorm --case few-classes --policy every --seeds 1
-  shoestring bench batchnorm --json --output batchnorm.json
-"""
 
 
 def batchnorm(
@@ -57,3 +51,17 @@ def batchnorm(
     deliver({"machine": describe_machine(load_before, quick=quick), **found}, output, as_json)
     if not as_json:
         typer.echo("\n".join(bench.show(found)))
+
+
+main = Command(
+    batchnorm,
+    "benchmarks.batchnorm",
+    examples=(
+        "--quick",
+        "--case few-classes --policy every --seeds 1",
+        "--json --output batchnorm.json",
+    ),
+)
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""What `shoestring bench batchnorm` trains on: three cases, and which images a step takes.
+"""What `python -m benchmarks.batchnorm` trains on: three cases, and which images a step takes.
 
 Every way of normalising meets the same images: they are drawn from the seed and the step
 alone, for all workers at once, and a worker takes its own row.

@@ -1,4 +1,4 @@
-"""The net that `shoestring bench batchnorm` trains, and BatchNorm as it is without sharing.
+"""The net that `python -m benchmarks.batchnorm` trains, and BatchNorm as it is without sharing.
 
 A small residual net with a norm after every convolution. Workers need not be processes to
 know what they would compute: `LocalNorm` takes the batches of all workers as one tensor

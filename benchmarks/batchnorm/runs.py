@@ -1,4 +1,4 @@
-"""Run the workers of `shoestring bench batchnorm`, and check what they report."""
+"""Run the workers of `python -m benchmarks.batchnorm`, and check what they report."""
 
 import statistics
 import tempfile

@@ -1,4 +1,4 @@
-"""The trainings of `shoestring bench batchnorm`: by workers in processes, and in one process.
+"""The trainings of `python -m benchmarks.batchnorm`: by workers in processes, and in one process.
 
 `main` is what every worker runs: BatchNorm as it is, or with statistics shared. Its task
 comes on the command line, its result goes into a file. `train_alone` computes what needs no

@@ -1,17 +1,12 @@
-"""`shoestring bench cache`: what two jobs gain from sharing decoded samples."""
+"""`python -m benchmarks.cache`: what two jobs gain from sharing decoded samples."""
 
 import os
 from typing import Annotated
 
 import typer
 
+from benchmarks.command import Command
 from shoestring.cli.bench.options import AsJson, Data, Output, check_output, deliver, describe_machine
-
-EPILOG = """\
-[bold]Examples[/bold]
-  shoestring bench cache --quick
-  shoestring bench cache --json --output cache.json
-"""
 
 
 def cache(
@@ -39,3 +34,9 @@ def cache(
             f"{row.order} order: {row.private_samples_s:,.0f} samples/s each for itself, "
             f"{row.shared_samples_s:,.0f} sharing ({row.ratio:.2f} x), {row.again_samples_s:,.0f} once stored"
         )
+
+
+main = Command(cache, "benchmarks.cache", examples=("--quick", "--json --output cache.json"))
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
-"""Where should jobs on one Ray node share decoded samples? Three places, the same samples, the same batches.
+"""`python -m benchmarks.cluster.cache`: where jobs on one Ray node share decoded samples best.
 
-python benchmarks/cluster/cache.py --json results.json
+Three places, the same samples, the same batches:
 
 - `memory`: what `shoestring.cached` does on Ray as anywhere: a database in the node's shared memory.
 - `objects`: Ray's object store, an object a sample, whose references the job holds.
@@ -11,20 +11,21 @@ sample that comes back is compared with what went in before a rate counts. The c
 alone, and there while this runs.
 """
 
-import argparse
-import json
 import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 
 import shoestring
-from shoestring.cli import env
+from benchmarks.command import Command, say
+from shoestring.cli.bench.options import AsJson, Output, check_output, deliver, describe_machine
 from shoestring.launch.ray.cluster import LOCAL, load_ray, open_cluster
 
 SIDE = 224
@@ -100,14 +101,15 @@ class Keeper:
         return [ray.put(sample) for sample in self.samples]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--samples", type=int, default=512)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    count, seconds = arguments.samples, arguments.seconds
+def cache(
+    count: Annotated[int, typer.Option("--samples", min=BATCH, help="How many samples there are.")] = 512,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long each place is read at a time.")] = 3.0,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each place is read.")] = 3,
+    as_json: AsJson = False,
+    output: Output = None,
+) -> None:
+    """Read decoded samples on one Ray node from shared memory, Ray's object store and an actor."""
+    check_output(output)
     load_before = os.getloadavg()[0]
     cluster = open_cluster(LOCAL)
     ray = cluster.ray
@@ -121,8 +123,8 @@ def main() -> None:
             keeper = process(Keeper).remote(count)
             kept = ray.get(keeper.put.remote())
             jobs = [process(Job).remote() for _ in range(JOBS)]
-            for repeat in range(arguments.repeats):
-                ways = {
+            for repeat in range(repeats):
+                ways: dict[str, Callable[[Any, int], Any]] = {
                     "memory": lambda job, seed: job.from_memory.remote(folder, count, seed, seconds),
                     "objects": lambda job, seed: job.from_objects.remote(kept, count, seed, seconds),
                     "actor": lambda job, seed: job.from_actor.remote(keeper, count, seed, seconds),
@@ -130,12 +132,12 @@ def main() -> None:
                 for name, start in ways.items():
                     found = ray.get([start(job, 100 * repeat + n) for n, job in enumerate(jobs)])
                     rates[name].append(sum(found))
-                    print(f"{name}: {sum(found):,.0f} samples a second", flush=True)
+                    say(f"{name}: {sum(found):,.0f} samples a second")
     finally:
         cluster.close()
     bytes_each = 3 * SIDE * SIDE
     report = {
-        "machine": {**env.collect(), "load_before": load_before},
+        "machine": describe_machine(load_before),
         "ray": ray.__version__,
         "jobs": JOBS,
         "batch": BATCH,
@@ -150,10 +152,17 @@ def main() -> None:
             for name, own in rates.items()
         ],
     }
-    print(json.dumps(report["rows"], indent=1))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    deliver(report, output, as_json)
+    if not as_json:
+        for row in report["rows"]:
+            typer.echo(
+                f"{row['where']:8} {row['samples_s']:12,.0f} samples/s  {row['of_memory']:.2f} of memory's"
+            )
 
+
+main = Command(
+    cache, "benchmarks.cluster.cache", examples=("--seconds 1 --repeats 1", "--json --output cache.json")
+)
 
 if __name__ == "__main__":
     main()

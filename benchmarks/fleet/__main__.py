@@ -1,17 +1,12 @@
-"""`shoestring bench fleet`: how long the fleet's decisions take, and how good they are."""
+"""`python -m benchmarks.fleet`: how long the fleet's decisions take, and how good they are."""
 
 import os
 from typing import Annotated, Any, cast
 
 import typer
 
-from shoestring.cli.bench.options import AsJson, Output, check_output, deliver, describe_machine, say
-
-EPILOG = """\
-[bold]Examples[/bold]
-  shoestring bench fleet --quick
-  shoestring bench fleet --objective makespan --json --output fleet.json
-"""
+from benchmarks.command import Command, say
+from shoestring.cli.bench.options import AsJson, Output, check_output, deliver, describe_machine
 
 
 def fleet(
@@ -49,3 +44,16 @@ def fleet(
             f"{row.decision_s:8.3f} s (most {row.decision_s_max:.3f})  "
             f"gap {row.gap:.3%} (most {row.gap_max:.3%})"
         )
+
+
+main = Command(
+    fleet,
+    "benchmarks.fleet",
+    examples=(
+        "--quick",
+        "--objective makespan --json --output fleet.json",
+    ),
+)
+
+if __name__ == "__main__":
+    main()

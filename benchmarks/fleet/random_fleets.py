@@ -1,27 +1,29 @@
-"""Run the tests on random fleets with far more examples than a test run has time for.
+"""`python -m benchmarks.fleet.random_fleets`: the tests on random fleets with far more examples.
 
-    python benchmarks/fleet/random_fleets.py --examples 100000 --output benchmarks/results/fleet_random.json
-
-Half as many small fleets are compared with the best found by trying every
-choice, and half as many with the soonest end that is known by a formula. Stops
-with the failing fleet if there is one; the JSON says how many were checked.
+A test run has no time for so many. Half as many small fleets are compared with
+the best found by trying every choice, and half as many with the soonest end that
+is known by a formula. Stops with the failing fleet if there is one; the JSON says
+how many were checked.
 """
 
-import argparse
-import json
 import os
 import time
-from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.command import Command
+from shoestring.cli.bench.options import AsJson, Output, check_output, deliver
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--examples", type=int, default=100_000)
-    parser.add_argument("--output", type=Path)
-    args = parser.parse_args()
-    os.environ["SHOESTRING_EXAMPLES"] = str(args.examples)  # read where the tests are defined
+def random_fleets(
+    examples: Annotated[int, typer.Option(min=2, help="How many fleets are drawn.")] = 100_000,
+    as_json: AsJson = False,
+    output: Output = None,
+) -> None:
+    """Check every promise of a plan on random fleets, small ones against the best of all choices."""
+    check_output(output)
+    os.environ["SHOESTRING_EXAMPLES"] = str(examples)  # read where the tests are defined
     from shoestring.cli import env
     from tests.unit.fleet.allocate.fleets import checked
     from tests.unit.fleet.allocate.test_allocator import test_promises_hold
@@ -34,16 +36,21 @@ def main() -> None:
     test_one_kind_ends_when_mcnaughton_says()
     result = {
         "machine": env.collect(),
-        "examples_asked": args.examples,
+        "examples_asked": examples,
         "fleets_checked": dict(checked),
         "failures": 0,
         "seconds": round(time.monotonic() - start, 1),
     }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if args.output:
-        args.output.write_text(f"{text}\n")
+    deliver(result, output, as_json)
+    if not as_json:
+        typer.echo(f"{sum(checked.values()):,} fleets checked in {result['seconds']} s, no failure")
 
+
+main = Command(
+    random_fleets,
+    "benchmarks.fleet.random_fleets",
+    examples=("--examples 1000", "--json --output fleet_random.json"),
+)
 
 if __name__ == "__main__":
     main()

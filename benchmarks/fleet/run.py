@@ -1,23 +1,23 @@
-"""Three trainings on two CPU devices of unequal speed: the plan against FIFO and dealing evenly, in one run.
+"""`python -m benchmarks.fleet.run`: the plan against FIFO and dealing evenly, in one run.
 
-python benchmarks/fleet/run.py --json benchmarks/results/fleet_run.json
-
-The jobs are profiled once; then each policy runs them from the start, with the same profiles, one policy
-after the other on the same machine. Seconds are this machine's; the ratios travel better. A policy counts
-only if every job took all its steps. For each life of a job in the plan's run that had its device alone,
-the step time its profile predicted is set against what its event log shows.
+Three trainings run on two CPU devices of unequal speed. They are profiled once; then each policy runs them
+from the start, with the same profiles, one policy after the other on the same machine. Seconds are this
+machine's; the ratios travel better. A policy counts only if every job took all its steps. For each life of
+a job in the plan's run that had its device alone, the step time its profile predicted is set against what
+its event log shows.
 
 A share of a core needs root and a CPU control group.
 """
 
-import argparse
-import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from shoestring.cli import env
+import typer
+
+from benchmarks.command import Command, say
+from shoestring.cli.bench.options import AsJson, Output, check_output, deliver, describe_machine
 from shoestring.fleet.engine.devices import parse_cpus
 from shoestring.fleet.engine.local import LocalEngine
 from shoestring.fleet.jobs import Job
@@ -56,7 +56,7 @@ def run_policy(
     for entry in store.entries():
         for kind, data in profiled.profiles(entry.key).items():
             store.save_profile(entry.key, kind, data)
-    runner = Runner(store, engine, make_planner(policy, "jct", round_s=ROUND_S), round_s=ROUND_S, say=print)
+    runner = Runner(store, engine, make_planner(policy, "jct", round_s=ROUND_S), round_s=ROUND_S, say=say)
     with store.hold():
         try:
             while runner.look():
@@ -100,9 +100,9 @@ def predictions(store: Database, engine: LocalEngine) -> list[dict[str, Any]]:
             if shared or len(steps) < 2 or steps[-1][0] - steps[0][0] < FEWEST:
                 continue
             measured = (steps[-1][1] - steps[0][1]) / (steps[-1][0] - steps[0][0])
-            profile = profiles[bar.device]
-            smaller = [sample for sample in profile.samples if sample.batch < entry.batch]
-            predicted, error = profile.step_s(entry.batch)
+            profile, batch = profiles[bar.device], entry.job.batches[0]
+            smaller = [sample for sample in profile.samples if sample.batch < batch]
+            predicted, error = profile.step_s(batch)
             rows.append(
                 {
                     "job": bar.job,
@@ -112,7 +112,7 @@ def predictions(store: Database, engine: LocalEngine) -> list[dict[str, Any]]:
                     "error_bar_ms": 1e3 * error,
                     "measured_ms": 1e3 * measured,
                     "off": predicted / measured - 1,
-                    "measured_at": [sample.batch for sample in smaller] + [entry.batch],
+                    "measured_at": [sample.batch for sample in smaller] + [batch],
                 }
             )
     return rows
@@ -129,38 +129,40 @@ def lives_of(store: Database, job: str) -> list[list[tuple[int, float]]]:
     return [[row for row in life if row[0] - life[0][0] >= PASSED_OVER] for life in lives]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cpu", default="fast=0,slow=1:0.4")
-    parser.add_argument("--scale", type=float, default=1.0, help="how long the jobs are")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--folder", type=Path, help="keep the fleets here")
-    arguments = parser.parse_args()
-    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="shoestring-fleet-"))
+def run(
+    cpu: Annotated[str, typer.Option(metavar="NAME=CORES,...", help="The devices.")] = "fast=0,slow=1:0.4",
+    scale: Annotated[float, typer.Option(min=0.01, help="How long the jobs are.")] = 1.0,
+    folder: Annotated[Path | None, typer.Option(help="Keep the fleets here.")] = None,
+    as_json: AsJson = False,
+    output: Output = None,
+) -> None:
+    """Run three trainings on two unequal CPU devices by every policy. A share of a core needs root."""
+    check_output(output)
+    place = folder or Path(tempfile.mkdtemp(prefix="shoestring-fleet-"))
     load_before = os.getloadavg()[0]
-    devices = parse_cpus(arguments.cpu)
-    jobs = jobs_of(arguments.scale)
+    devices = parse_cpus(cpu)
+    jobs = jobs_of(scale)
     engine = LocalEngine(devices)
     try:
-        with Database(folder / "profiled") as profiled:
-            profiler = Profiler(engine, folder / "profile", say=print)
+        with Database(place / "profiled") as profiled:
+            profiler = Profiler(engine, place / "profile", say=say)
             for job in jobs:
                 for device in devices:
                     found = profiler.profile(job, device)
                     profiled.save_profile(job.key(), device.kind, found.to_json())
             report: dict[str, Any] = {
-                "machine": {**env.collect(), "load_before": load_before},
-                "devices": arguments.cpu,
+                "machine": describe_machine(load_before),
+                "devices": cpu,
                 "jobs": {job.name: {"steps": job.steps, "batch": job.batches[0]} for job in jobs},
                 "policies": {},
             }
             for policy in PLANNERS:
-                with run_policy(policy, folder / policy, jobs, profiled, engine) as store:
+                with run_policy(policy, place / policy, jobs, profiled, engine) as store:
                     report["policies"][policy] = figures(store)
-                    draw(intervals(store.history()), folder / f"{policy}.html")
+                    draw(intervals(store.history()), place / f"{policy}.html")
                     if policy == "plan":
                         report["predictions"] = predictions(store, engine)
-                print(policy, report["policies"][policy], flush=True)
+                say(f"{policy} {report['policies'][policy]}")
     finally:
         engine.close()
     plan = report["policies"]["plan"]
@@ -171,10 +173,15 @@ def main() -> None:
         for policy in PLANNERS[1:]
     }
     report["worst_prediction"] = max(abs(row["off"]) for row in report["predictions"])
-    print(json.dumps(report["predictions"], indent=1), report["plan_over"], report["worst_prediction"])
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    deliver(report, output, as_json)
+    if not as_json:
+        for policy, ratios in report["plan_over"].items():
+            told = ", ".join(f"{ratio:.2f} of its {key}" for key, ratio in ratios.items())
+            typer.echo(f"the plan against {policy}: {told}")
+        typer.echo(f"worst prediction of a step time: {report['worst_prediction']:.1%} off")
 
+
+main = Command(run, "benchmarks.fleet.run", examples=("--scale 0.2", "--json --output fleet_run.json"))
 
 if __name__ == "__main__":
     main()

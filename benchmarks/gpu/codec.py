@@ -1,4 +1,4 @@
-"""Check and time the GPU codec: `python benchmarks/gpu/codec.py [--json FILE] [--profile]`.
+"""`python -m benchmarks.gpu.codec`: check and time the GPU codec.
 
 First the equality: streams of the CPU and of the GPU, whole and damaged, decode to the same
 bits or the same refusal. Then 256 MiB of float32 on the device: encode to packed bytes in
@@ -6,17 +6,17 @@ pinned memory and decode-and-add, in wall time with everything the host does, be
 device-to-device copy of the same 256 MiB in the same run.
 """
 
-import argparse
-import json
 import statistics
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 
+from benchmarks.command import Command, say
+from shoestring.cli.bench.options import AsJson, Output, check_output, deliver
 from shoestring.codec.base import Layout
 from shoestring.codec.dct import Dct, stream
 from shoestring.codec.dct import format as fmt
@@ -140,7 +140,7 @@ def median_ms(call: Callable[[], Any], repeats: int = 31) -> float:
     return statistics.median(times[3:])
 
 
-def measure(shapes: list[tuple[int, ...]], options: dict[str, Any], profile: bool) -> dict[str, Any]:
+def measure(shapes: Sequence[tuple[int, ...]], options: dict[str, Any], profile: bool) -> dict[str, Any]:
     layout = Layout.of(shapes)
     x = torch.from_numpy(gradient(layout, 1)).cuda()
     codec = GpuDct(**options)
@@ -158,11 +158,11 @@ def measure(shapes: list[tuple[int, ...]], options: dict[str, Any], profile: boo
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
                 call()
                 torch.cuda.synchronize()
-            print(name, options)
+            say(f"{name} {options}")
             for event in sorted(recorded.key_averages(), key=lambda e: -e.device_time_total)[:9]:
-                print(f"  {event.device_time_total:9.0f} us {event.count:3d}x {event.key[:60]}")
+                say(f"  {event.device_time_total:9.0f} us {event.count:3d}x {event.key[:60]}")
     copy_ms = median_ms(lambda: copy.copy_(x))
-    row = {
+    row: dict[str, Any] = {
         "options": codec.spec,
         "shapes": [list(shape) for shape in shapes][:2],
         "tensors": len(shapes),
@@ -179,35 +179,42 @@ def measure(shapes: list[tuple[int, ...]], options: dict[str, Any], profile: boo
     return row
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--profile", action="store_true")
-    arguments = parser.parse_args()
+LINEAR: list[tuple[int, ...]] = [(4096, 4096)] * 4
+CONV: list[tuple[int, ...]] = [*[(512, 512, 3, 3)] * 28, (512, 1984)]
+CASES: list[tuple[list[tuple[int, ...]], dict[str, Any]]] = [
+    (LINEAR, {"block": 8, "transform": "always", "step": 7.0}),
+    (LINEAR, {"block": 8, "transform": "always", "bits": 0.1}),
+    (LINEAR, {"block": 8, "transform": "always", "bits": 1.0}),
+    (LINEAR, {"bits": 0.1}),
+    (LINEAR, {"bits": 1.0}),
+    (CONV, {"bits": 0.1, "transform": "always"}),
+    (CONV, {"bits": 1.0, "transform": "always"}),
+]
+
+
+def codec(
+    profile: Annotated[bool, typer.Option("--profile", help="List the slowest kernels too.")] = False,
+    as_json: AsJson = False,
+    output: Output = None,
+) -> None:
+    """Check that the GPU decodes as the CPU does, then time both ways beside a copy. Needs a GPU."""
+    check_output(output)
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "check": {**check(), "any_codes": check_any_codes(), "shared_chunks": check_shared_chunks()},
         "rows": [],
     }
-    print(report, flush=True)
-    linear = [(4096, 4096)] * 4
-    conv = [(512, 512, 3, 3)] * 28 + [(512, 1984)]
-    for shapes, options in (
-        (linear, {"block": 8, "transform": "always", "step": 7.0}),
-        (linear, {"block": 8, "transform": "always", "bits": 0.1}),
-        (linear, {"block": 8, "transform": "always", "bits": 1.0}),
-        (linear, {"bits": 0.1}),
-        (linear, {"bits": 1.0}),
-        (conv, {"bits": 0.1, "transform": "always"}),
-        (conv, {"bits": 1.0, "transform": "always"}),
-    ):
-        row = measure(shapes, options, arguments.profile)
+    say(str(report))
+    for shapes, options in CASES:
+        row = measure(shapes, options, profile)
         report["rows"].append(row)
-        print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        say(str({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}))
+        deliver(report, output, as_json=False)
+    deliver(report, output, as_json)
 
+
+main = Command(codec, "benchmarks.gpu.codec", examples=("--profile", "--json --output gpu_codec.json"))
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,4 @@
-"""On a GPU: is memory at the largest batch what small ones predict, and do two packed jobs run as predicted?
-
-python benchmarks/gpu/fleet.py --json results.json
+"""`python -m benchmarks.gpu.fleet`: memory and speed of jobs on a GPU, against what profiles predict.
 
 Needs torch alone. Each of three models is trained in a process of its own at three small batch sizes; from
 there the way a profile goes leads up to the largest size that fits `--limit-gib`: each size is predicted
@@ -8,7 +6,6 @@ from smaller ones, then trained and measured. Then pairs of models are trained a
 and their speeds set against what the busy parts of both, measured alone, predict.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -16,9 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from benchmarks.command import Command, say
+from shoestring.cli.bench.options import AsJson, Output, check_output, deliver
 from shoestring.fleet.measure.fit import near_line, next_size
 from shoestring.fleet.measure.interference import Load, predict
 
@@ -58,7 +58,7 @@ def build(name: str, torch: Any) -> tuple[Any, Callable[[int], Any]]:
         )
         body = nn.TransformerEncoder(layer, 8, enable_nested_tensor=False)
 
-        class Gpt(nn.Module):
+        class Gpt(nn.Module):  # type: ignore[name-defined, misc]
             def __init__(self) -> None:
                 super().__init__()
                 self.words, self.body, self.head = nn.Embedding(words, width), body, nn.Linear(width, words)
@@ -195,7 +195,7 @@ def child(arguments: list[str]) -> None:
 
 def start(*arguments: str) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    command = [sys.executable, __file__, "--child", *arguments]
+    command = [sys.executable, "-m", "benchmarks.gpu.fleet", "--child", *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
 
@@ -203,7 +203,7 @@ def start(*arguments: str) -> "subprocess.Popen[str]":
 def result_of(process: "subprocess.Popen[str]") -> dict[str, Any]:
     out, _ = process.communicate(timeout=LIMIT_S)
     if process.returncode:
-        raise SystemExit(f"{process.args} ended with exit code {process.returncode}")
+        raise SystemExit(f"{process.args!r} ended with exit code {process.returncode}")
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
     return found
 
@@ -252,7 +252,7 @@ def measure_solo(watch: Watch) -> dict[str, dict[str, Any]]:
         seen = watch.between(row["began_at"] + 1.0, row["began_at"] + SOLO_S)
         row["busy_driver"], row["bandwidth_driver"] = seen if seen else (None, None)
         found[name] = row
-        print({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()}, flush=True)
+        say(str({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()}))
     return found
 
 
@@ -268,8 +268,10 @@ def share_fairly(a: float, b: float) -> tuple[float, float]:
 def measure_pair(names: tuple[str, str], solo: dict[str, dict[str, Any]]) -> dict[str, Any]:
     processes = [start("pair", name, str(PAIR_SIZES[name])) for name in names]
     for process in processes:
+        assert process.stdout is not None
         process.stdout.readline()  # `ready`, or the end
     for process in processes:
+        assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
     both = [result_of(process)["moments"] for process in processes]
@@ -294,20 +296,22 @@ def measure_pair(names: tuple[str, str], solo: dict[str, dict[str, Any]]) -> dic
     return row
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--limit-gib", type=float, default=60.0)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+def fleet(
+    limit_gib: Annotated[float, typer.Option(min=1, help="The memory that a model may take.")] = 60.0,
+    as_json: AsJson = False,
+    output: Output = None,
+) -> None:
+    """Set memory and the speeds of packed jobs on a GPU against what profiles predict. Needs a GPU."""
+    check_output(output)
     import torch
 
     device = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    report: dict[str, Any] = {**device, "limit_gib": arguments.limit_gib, "memory": [], "pairs": []}
+    report: dict[str, Any] = {**device, "limit_gib": limit_gib, "memory": [], "pairs": []}
     began = time.monotonic()
     for name in SMALL:
-        row = result_of(start("memory", name, str(arguments.limit_gib * 2**30)))
+        row = result_of(start("memory", name, str(limit_gib * 2**30)))
         report["memory"].append(row)
-        print(name, row["largest"], f"off {row['off']:+.1%}, fits {row['fits']}", flush=True)
+        say(f"{name} {row['largest']} off {row['off']:+.1%}, fits {row['fits']}")
     watch = Watch()
     try:
         report["alone"] = solo = measure_solo(watch)
@@ -316,16 +320,20 @@ def main() -> None:
     for pair in PAIRS:
         row = measure_pair(pair, solo)
         report["pairs"].append(row)
-        print(json.dumps(row), flush=True)
+        say(json.dumps(row))
     report["worst_memory_off"] = max(abs(row["off"]) for row in report["memory"])
     for key in ("turns_driver", "turns_kernels", "fair_driver", "fair_kernels"):
         offs = [abs(off) for row in report["pairs"] for off in row.get(f"{key}_off", ())]
         report[f"worst_{key}_off"] = max(offs, default=None)
     report["seconds"] = time.monotonic() - began
-    print({key: value for key, value in report.items() if key.startswith("worst") or key == "seconds"})
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    deliver(report, output, as_json)
+    if not as_json:
+        for key, value in report.items():
+            if key.startswith("worst") or key == "seconds":
+                typer.echo(f"{key}: {value}")
 
+
+main = Command(fleet, "benchmarks.gpu.fleet", examples=("--limit-gib 20", "--json --output gpu_fleet.json"))
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:

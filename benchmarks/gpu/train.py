@@ -1,4 +1,4 @@
-"""Train with several workers on one GPU: `python benchmarks/gpu/train.py [--json FILE]`.
+"""`python -m benchmarks.gpu.train`: train with several workers on one GPU.
 
 First the equality, on a small model: replicas on a GPU hold the same bits after every round,
 also beside one on a CPU, after a gradient that is not finite and after a resume; and with each
@@ -9,7 +9,6 @@ and a shard are one emulated host, and what goes from one to the other crosses a
 profiler counts them), and the time a step waits for the exchange.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -21,13 +20,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
+from benchmarks.command import Command, say
 from shoestring.bench.link.slowlink import Line
 from shoestring.checkpoint.snapshot import step_folder
+from shoestring.cli.bench.options import AsJson, Output, check_output, deliver
 from shoestring.config import Run
+from shoestring.errors import UsageError
 from shoestring.launch.local import run_local
 from shoestring.server.warmup import warm_up
 
@@ -84,7 +87,7 @@ def be_checked(settings: dict[str, Any], folder: Path) -> None:
         step, rounds = optimizer.steps + 1, driver.rounds
         source = torch.Generator().manual_seed(10 * step + world.worker)
         x, y = torch.randn(16, 1, 8, 8, generator=source), torch.randint(0, 10, (16,), generator=source)
-        loss = torch.nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+        loss: Any = torch.nn.functional.cross_entropy(model(x.to(device)), y.to(device))
         if step == settings.get("bad") and world.worker == 1:
             loss = loss * torch.nan
         loss.backward()
@@ -93,7 +96,7 @@ def be_checked(settings: dict[str, Any], folder: Path) -> None:
         losses.append(loss.item())
         if driver.rounds != rounds:
             hashes[driver.rounds] = optimizer.parameter_hash()
-    kept = [values for name, values in driver.courier.state().items() if name.startswith("kept")]
+    kept = [values for name, values in driver.coder.state().items() if name.startswith("kept")]
     assert all(np.isfinite(values).all() for values in kept)
     write(folder, world.worker, {"hashes": hashes, "losses": losses, "pushes": pushes[0]})
 
@@ -128,12 +131,12 @@ def be_timed(settings: dict[str, Any], folder: Path) -> None:
     from shoestring.bench.codec.training import Transformer
     from shoestring.bench.data import load_text
     from shoestring.worker import device as devices
-    from shoestring.worker.courier import Courier
+    from shoestring.worker.coder import PartCoder
 
     if settings.get("coded_on") == "host":
         without: Any = devices
         without.KINDS = ()
-    spent = {"encode": Spent(Courier, "_encode"), "decode": Spent(Courier, "_add")}
+    spent = {"encode": Spent(PartCoder, "_encode"), "decode": Spent(PartCoder, "_add")}
     world = shoestring.init()
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -154,7 +157,8 @@ def be_timed(settings: dict[str, Any], folder: Path) -> None:
         pieces = text[starts + window]
         with torch.autocast("cuda", torch.bfloat16):
             logits = model(pieces[:, :-1])
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), pieces[:, 1:].flatten())
+            logits = logits.flatten(0, 1).float()
+            loss: Any = torch.nn.functional.cross_entropy(logits, pieces[:, 1:].flatten())
         loss.backward()
         torch.cuda.synchronize()
         middle = time.perf_counter()
@@ -180,7 +184,12 @@ def be_timed(settings: dict[str, Any], folder: Path) -> None:
     up, down = traffic.up - up, traffic.down - down
     count, timed = len(steps), list(steps)
     steps.clear()
-    crossed = pcie_bytes(lambda: [step() for _ in range(steps_a_round())], folder / f"{world.worker}.trace")
+
+    def whole_round() -> None:
+        for _ in range(steps_a_round()):
+            step()
+
+    crossed = pcie_bytes(whole_round, folder / f"{world.worker}.trace")
     write(
         folder,
         world.worker,
@@ -326,7 +335,7 @@ def start(settings: dict[str, Any], link: Link | None, **run: Any) -> list[dict[
     folder = Path(tempfile.mkdtemp(prefix="gpu-train-"))
     try:
         outcome = run_local(
-            [__file__, "--work", json.dumps(settings), str(folder)],
+            ["-m", "benchmarks.gpu.train", "--work", json.dumps(settings), str(folder)],
             Run("gpu", workers=2, folder=folder, codec=settings["codec"], policy=settings["policy"], **run),
             shards=2,
             reach=reach,
@@ -348,7 +357,7 @@ def check() -> list[dict[str, Any]]:
         assert len(set(results[0]["hashes"].values())) >= len(results[0]["hashes"]) - 1
         assert settings["codec"] == "float32" or results[0]["pushes"], f"nothing was coded on the GPU: {case}"
         rows.append({**case, "rounds": len(results[0]["hashes"]), "pushes": [r["pushes"] for r in results]})
-        print("equal", rows[-1], flush=True)
+        say(f"equal {rows[-1]}")
     return [*rows, check_resume()]
 
 
@@ -365,7 +374,7 @@ def check_resume() -> dict[str, Any]:
     last = {round_: value for round_, value in whole[0]["hashes"].items() if int(round_) > 4}
     assert resumed[0]["hashes"] == last, "a resumed run went another way"
     row = {"resumed_at": 4, "rounds": len(last)}
-    print("equal", row, flush=True)
+    say(f"equal {row}")
     return row
 
 
@@ -408,34 +417,40 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
     return {**row, "losses": losses, "replicas_equal": True}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=("check", "train"))
-    arguments = parser.parse_args()
+def gpu_train(
+    only: Annotated[
+        str | None, typer.Option(metavar="check|train", help="Only the equality, or only the figures.")
+    ] = None,
+    as_json: AsJson = False,
+    output: Output = None,
+) -> None:
+    """Check that replicas on a GPU are equal, then train a transformer with two workers. Needs a GPU."""
+    check_output(output)
+    if only not in (None, "check", "train"):
+        raise UsageError(f"`--only {only}` is not known here", hint="check or train")
     import torch
 
     report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     began = time.monotonic()
     warm_up()
-    print(f"kernels of the CPU after {time.monotonic() - began:.0f} s", flush=True)
-    if arguments.only != "train":
+    say(f"kernels of the CPU after {time.monotonic() - began:.0f} s")
+    if only != "train":
         report["check"] = check()
-        print(f"checked after {time.monotonic() - began:.0f} s", flush=True)
-    if arguments.only != "check":
+        say(f"checked after {time.monotonic() - began:.0f} s")
+    if only != "check":
         report |= {"rate_mbit_s": RATE_MBIT_S, "link_mbit_s": measure_link(RATE_MBIT_S), "rows": []}
         report |= {"model": [WIDTH, LAYERS, HEADS, CONTEXT], "batch": BATCH}
-        print({key: report[key] for key in ("rate_mbit_s", "link_mbit_s")}, flush=True)
+        say(str({key: report[key] for key in ("rate_mbit_s", "link_mbit_s")}))
         for settings in ROWS:
             row = train(settings)
             report["rows"].append(row)
             shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items() if k != "losses"}
-            print(shown, [round(loss, 2) for loss in row["losses"][::8]], flush=True)
-            if arguments.json:
-                arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+            say(f"{shown} {[round(loss, 2) for loss in row['losses'][::8]]}")
+            deliver(report, output, as_json=False)
+    deliver(report, output, as_json)
 
+
+main = Command(gpu_train, "benchmarks.gpu.train", examples=("--only check", "--json --output gpu_train.json"))
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--work"]:

@@ -1,4 +1,4 @@
-"""`shoestring bench scale`: rounds of up to 10,000 workers, from a calibrated model."""
+"""`python -m benchmarks.scale`: rounds of up to 10,000 workers, from a calibrated model."""
 
 import os
 from pathlib import Path
@@ -6,14 +6,8 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.command import Command
 from shoestring.cli.bench.options import AsJson, Output, Specs, check_output, deliver, describe_machine
-
-EPILOG = """\
-[bold]Examples[/bold]
-  shoestring bench scale --quick
-  shoestring bench scale --json --output scale.json
-  shoestring bench scale --calibration scale.json --codec float32
-"""
 
 
 def scale(
@@ -56,3 +50,17 @@ def scale(
     deliver(result, output, as_json)
     if not as_json:
         show(comparisons, rows)
+
+
+main = Command(
+    scale,
+    "benchmarks.scale",
+    examples=(
+        "--quick",
+        "--json --output scale.json",
+        "--calibration scale.json --codec float32",
+    ),
+)
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""One process of `shoestring bench scale`: a shard or a worker of one run after the other.
+"""One process of `python -m benchmarks.scale`: a shard or a worker of one run after the other.
 
 Speaks lines of JSON as the processes of `bench wire` do. It tells how much processor time
 each of its threads has taken. Rounds begin at a time that is given: the monotonic clock is
@@ -95,7 +95,7 @@ class RoundWorker(Worker):
     def round(self, codec: str, at: float) -> dict[str, Any]:
         """Take part in a round; tell when it ended here, and what it took."""
         _, optimizer = self._runs[codec]
-        traffic = optimizer.driver.courier.exchange.traffic
+        traffic = optimizer.driver.coder.exchange.traffic
         up, down = traffic.up, traffic.down
         time.sleep(max(0.0, at - time.monotonic()))  # all workers begin at the moment they were given
         optimizer.step()

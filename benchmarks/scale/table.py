@@ -1,4 +1,4 @@
-"""How `shoestring bench scale` is shown to people."""
+"""How `python -m benchmarks.scale` is shown to people."""
 
 from collections.abc import Sequence
 from typing import Any

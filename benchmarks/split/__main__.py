@@ -1,4 +1,4 @@
-"""`shoestring bench split`: one job over devices of unequal speed."""
+"""`python -m benchmarks.split`: one job over devices of unequal speed."""
 
 import os
 from pathlib import Path
@@ -6,13 +6,8 @@ from typing import Annotated
 
 import typer
 
-from shoestring.cli.bench.options import AsJson, Output, check_output, deliver, describe_machine, say
-
-EPILOG = """\
-[bold]Examples[/bold]
-  shoestring bench split
-  shoestring bench split --slowdown 2 --json --output split.json
-"""
+from benchmarks.command import Command, say
+from shoestring.cli.bench.options import AsJson, Output, check_output, deliver, describe_machine
 
 
 def split(
@@ -43,3 +38,9 @@ def split(
     deliver(result, output, as_json)
     if not as_json:
         typer.echo(f"{ratio:.2f} times the throughput of even shares")
+
+
+main = Command(split, "benchmarks.split", examples=("", "--slowdown 2 --json --output split.json"))
+
+if __name__ == "__main__":
+    main()

@@ -1,20 +1,12 @@
-"""`shoestring bench train`: the same training over the same link, beside what others offer."""
+"""`python -m benchmarks.train`: the same training over the same link, beside what others offer."""
 
 import os
 from typing import Annotated, Any
 
 import typer
 
-from shoestring.cli.bench.options import AsJson, Data, Output, check_output, deliver, describe_machine, say
-
-EPILOG = """\
-[bold]Examples[/bold]
-  shoestring bench train --quick
-  shoestring bench train --workload conv --link 100mbit-10ms --contestant ddp --contestant shoestring-auto
-  shoestring bench train --search --output rates.json
-  shoestring bench train --ablation --workload gpt --output ablation.json
-  shoestring bench train --json --output train.json
-"""
+from benchmarks.command import Command, say
+from shoestring.cli.bench.options import AsJson, Data, Output, check_output, deliver, describe_machine
 
 _AGAIN = "may be given again."
 
@@ -86,3 +78,19 @@ def train(
     deliver({"machine": machine, **found}, output, as_json)
     if not as_json:
         typer.echo("\n".join(table.lines(found)))
+
+
+main = Command(
+    train,
+    "benchmarks.train",
+    examples=(
+        "--quick",
+        "--workload conv --link 100mbit-10ms --contestant ddp --contestant shoestring-auto",
+        "--search --output rates.json",
+        "--ablation --workload gpt --output ablation.json",
+        "--json --output train.json",
+    ),
+)
+
+if __name__ == "__main__":
+    main()

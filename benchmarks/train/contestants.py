@@ -1,6 +1,6 @@
 """Who takes part, with which settings, and with which learning rate.
 
-Learning rates were searched over the same grid for all (`shoestring bench train --search`);
+Learning rates were searched over the same grid for all (`python -m benchmarks.train --search`);
 what came out is below.
 """
 
@@ -16,7 +16,7 @@ from shoestring.errors import UsageError
 
 PEERS_VARIABLE = "SHOESTRING_PEERS"  # the Python that has torchft and hivemind
 _PEERS = Path(".venv-peers/bin/python")
-_MODULES = "benchmarks.train"
+_MODULES = "benchmarks.train.entrants"
 _ASK_S = 60.0
 
 
@@ -25,7 +25,7 @@ class Contestant:
     """A way to train on several hosts."""
 
     name: str
-    module: str  # within `benchmarks.train`
+    module: str  # within `benchmarks.train.entrants`
     options: dict[str, Any] = field(default_factory=dict)
     package: str = "torch"  # that must be there
     period: int = 1  # steps from one exchange to the next

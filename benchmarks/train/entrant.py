@@ -1,4 +1,4 @@
-"""What a contestant of `shoestring bench train` is to its trainer.
+"""What a contestant of `python -m benchmarks.train` is to its trainer.
 
 A contestant's module has one function, `enter(place, model, optimizer, options)`: it joins the
 other hosts, with the model and the optimizer as a user would have made them, and gives back

@@ -14,7 +14,7 @@ from typing import IO
 import msgspec
 
 from benchmarks.train.contestants import Contestant, find_python
-from benchmarks.train.ours import KEYS
+from benchmarks.train.entrants.ours import KEYS
 from benchmarks.train.trainer import Result, Task
 from benchmarks.train.workloads import Workload
 from shoestring.bench.link.hosts import Hosts
@@ -75,7 +75,7 @@ def race(entry: Entry, hosts: Hosts, count: int, limit_s: float) -> list[Result]
             msgspec.json.decode((folder / f"host-{host}.json").read_bytes(), type=Result)
             for host in range(count)
         ]
-    _check(entry, results)
+    check(entry, results)
     return results
 
 
@@ -84,7 +84,7 @@ def are_equal(results: Sequence[Result]) -> bool:
     return len({result.digest for result in results}) == 1
 
 
-def _check(entry: Entry, results: list[Result]) -> None:
+def check(entry: Entry, results: list[Result]) -> None:
     name = entry.contestant.name
     for result in results:
         if len(result.losses) != entry.steps or None in (*result.losses, result.energy):

@@ -1,4 +1,4 @@
-"""The learning rate of each contestant, as `shoestring bench train --search` found it."""
+"""The learning rate of each contestant, as `python -m benchmarks.train --search` found it."""
 
 from benchmarks.train.workloads import Workload
 

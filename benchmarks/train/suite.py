@@ -1,4 +1,4 @@
-"""All races of `shoestring bench train`, one after the other on one machine."""
+"""All races of `python -m benchmarks.train`, one after the other on one machine."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,4 +1,4 @@
-"""The results of `shoestring bench train` as tables in Markdown."""
+"""The results of `python -m benchmarks.train` as tables in Markdown."""
 
 import statistics
 from collections.abc import Iterable

@@ -55,8 +55,13 @@ def _root(
 
 def main(args: list[str] | None = None) -> None:
     """Run one command and leave the process with its exit code."""
+    run_app(app, "shoestring", args)
+
+
+def run_app(given: typer.Typer, program: str, args: list[str] | None = None) -> None:
+    """Run a Typer application under the name `program`, and leave the process with its exit code."""
     try:
-        result = app(args, prog_name="shoestring", standalone_mode=False)
+        result = given(args, prog_name=program, standalone_mode=False)
     except ShoestringError as error:
         complain(error.message, error.hint)
         sys.exit(error.exit_code)
@@ -66,13 +71,13 @@ def main(args: list[str] | None = None) -> None:
         # Typer's own errors: Click's classes in older releases, a private copy of them in newer ones.
         if not hasattr(error, "format_message"):
             raise
-        sys.exit(_explain_usage(error))
+        sys.exit(_explain_usage(error, program))
     sys.exit(result if isinstance(result, int) else 0)
 
 
-def _explain_usage(error: Any) -> int:
+def _explain_usage(error: Any, program: str) -> int:
     context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "shoestring"
+    command = context.command_path if context is not None else program
     if type(error).__name__ == "NoArgsIsHelpError":
         _show_help(error.format_message())
     else:

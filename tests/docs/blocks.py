@@ -39,7 +39,7 @@ class Command:
 
 def documents() -> list[Path]:
     """List every file whose blocks are checked."""
-    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
     files += sorted((ROOT / "docs").rglob("*.md")) + sorted((ROOT / "shoestring").rglob("README.md"))
     return files
 

@@ -1,7 +1,12 @@
-"""The wheel is pure Python, typed, and holds the package alone. Built without a network."""
+"""The wheel is pure Python, typed, and holds the package alone; the source distribution can be tested.
 
+Both are built without a network.
+"""
+
+import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -10,17 +15,30 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
+def build(kind, folder):
+    """Build one distribution into an empty folder; return its file."""
     done = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT],
+        [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", folder, ROOT],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = folder.iterdir()
     return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """The unpacked source distribution."""
+    archive = build("sdist", tmp_path_factory.mktemp("sdist"))
+    with tarfile.open(archive) as opened:
+        opened.extractall(archive.parent, filter="data")
+    return archive.parent / archive.name.removesuffix(".tar.gz")
 
 
 def test_runs_on_any_platform(wheel):
@@ -50,3 +68,25 @@ def test_names_command_licence_and_requirements(wheel):
     # Torch is an extra: a shard's host does without it.
     required = [line for line in text["METADATA"].splitlines() if line.startswith("Requires-Dist:")]
     assert all("extra ==" in line for line in required if "torch" in line or "triton" in line)
+
+
+def test_sources_hold_what_tests_import_and_read(sources):
+    for folder in ("benchmarks", "deploy", "docs", "examples", "shoestring", "tests"):
+        written = {file.relative_to(ROOT) for file in (ROOT / folder).rglob("*")}
+        assert {file for file in written if file.suffix in (".py", ".md")} <= {
+            file.relative_to(sources) for file in (sources / folder).rglob("*")
+        }
+    assert list((sources / "benchmarks" / "results").glob("*.json"))
+
+
+def test_tests_of_unpacked_sources_import_their_benchmarks(sources):
+    run = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "--quiet"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [*run, "tests/unit/benchmarks", "tests/docs"],
+        cwd=sources, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    where = [sys.executable, "-c", "import benchmarks; print(benchmarks.__file__)"]
+    found = subprocess.run(where, cwd=sources, env=environment, capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()) == sources / "benchmarks" / "__init__.py"

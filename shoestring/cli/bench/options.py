@@ -1,8 +1,8 @@
-"""What the commands of `shoestring bench` have in common: options, the machine, one JSON object.
+"""Options, the machine's description and the one JSON object of every benchmark.
 
-A command checks `--output` before it measures, notes the load of the machine
-before it adds its own, and delivers one object whose `machine` says where the
-figures come from.
+The commands of `shoestring bench` use them, and so do the studies in `benchmarks/`.
+Each checks `--output` before it measures, notes the load of the machine before it
+adds its own, and delivers one object whose `machine` says where the figures come from.
 """
 
 import json
@@ -44,8 +44,3 @@ def deliver(result: dict[str, Any], output: Path | None, as_json: bool) -> None:
         output.write_text(f"{text}\n")
     if as_json:
         typer.echo(text)
-
-
-def say(text: str) -> None:
-    """Tell a person how far it is; stdout is for the figures."""
-    typer.echo(text, err=True)

@@ -1,19 +1,43 @@
 """What every command of `shoestring bench` has in common: where its results go, and what they say."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from shoestring.cli import env, main
-from shoestring.cli.bench import app
-from shoestring.cli.bench.options import check_output, deliver, describe_machine, say
+from shoestring.cli.bench import MOVED, app
+from shoestring.cli.bench.options import check_output, deliver, describe_machine
 from shoestring.errors import UsageError
 
 COMMANDS = {entry.callback.__name__: entry for entry in app.registered_commands}
 
 
 def test_there_are_commands_to_check():
-    assert {"codec", "wire", "cache", "batchnorm", "split", "fleet"} <= set(COMMANDS)
+    assert set(COMMANDS) == {"codec", "wire"}
+
+
+def test_help_lists_what_is_left(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["bench", "--help"])
+    out, err = capsys.readouterr()
+    assert (left.value.code, err) == (0, "")
+    assert all(f" {name} " in out for name in COMMANDS)
+    assert not any(f" {name} " in out for name in MOVED)
+
+
+@pytest.mark.parametrize("name", MOVED)
+@pytest.mark.parametrize("options", [(), ("--quick",), ("--help",)])
+def test_command_that_has_moved_is_named_with_its_new_home(capsys, name, options):
+    with pytest.raises(SystemExit) as left:
+        main(["bench", name, *options])
+    assert left.value.code == 2
+    assert capsys.readouterr() == (
+        "",
+        f"error: `shoestring bench {name}` is not part of the package any more\n\n"
+        f"hint: in a clone of the repository, run `python -m benchmarks.{name}`\n",
+    )
+    assert (Path(__file__).parents[3] / "benchmarks" / name / "__main__.py").is_file()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -69,8 +93,3 @@ def test_machine_is_told_with_its_load_and_what_a_command_adds():
     facts = env.collect()
     assert found == {**facts, "load_before": 0.25, "cores": 1, "quick": False}
     assert list(found) == [*facts, "load_before", "cores", "quick"]
-
-
-def test_what_is_said_leaves_stdout_alone(capsys):
-    say("half of it is done")
-    assert capsys.readouterr() == ("", "half of it is done\n")

@@ -83,7 +83,7 @@ def test_capture_without_torch_says_what_to_install(monkeypatch):
     real = builtins.__import__
 
     def refuse(name, *args, **kwargs):
-        if name == "shoestring.bench" and args and args[2] == ("training",):
+        if name == "shoestring.bench.codec" and args and args[2] == ("training",):
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
         return real(name, *args, **kwargs)
 

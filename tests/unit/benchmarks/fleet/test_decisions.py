@@ -1,4 +1,4 @@
-"""`shoestring bench fleet`: what is drawn is the same each time, and a broken plan is not timed."""
+"""`python -m benchmarks.fleet`: what is drawn is the same each time, and a broken plan is not timed."""
 
 import json
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.fleet import decisions as fleet
-from shoestring.cli import main
+from benchmarks.fleet.__main__ import main
 from shoestring.errors import FleetError
 from shoestring.fleet.allocate.allocator import allocate
 from shoestring.fleet.allocate.plan import Plan
@@ -44,7 +44,7 @@ def test_command(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(fleet, "QUICK", ((20, 10),))
     file = tmp_path / "fleet.json"
     with pytest.raises(SystemExit) as left:
-        main(["bench", "fleet", "--quick", "--seeds", "1", "--json", "--output", str(file)])
+        main(["--quick", "--seeds", "1", "--json", "--output", str(file)])
     out, err = capsys.readouterr()
     assert left.value.code == 0
     result = json.loads(out)
@@ -55,5 +55,5 @@ def test_command(capsys, monkeypatch, tmp_path):
     assert 0 <= row["gap"] <= row["gap_max"] < 0.3
     assert "deciding for 20 jobs on 10 devices" in err
     with pytest.raises(SystemExit):
-        main(["bench", "fleet", "--quick", "--seeds", "1"])
+        main(["--quick", "--seeds", "1"])
     assert "20 jobs" in capsys.readouterr().out

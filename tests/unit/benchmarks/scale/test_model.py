@@ -107,7 +107,7 @@ def random_case(seed):
     return replace(cluster(40, homes, rate_bits_s=rate, threads=2), latency_s=draw.random()), costs
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_workers_that_move_as_one_take_what_each_by_itself_takes(seed):
     given, costs = random_case(seed)
     plain = simulate(given, costs)
@@ -128,17 +128,6 @@ def test_where_one_station_is_all_a_group_changes_nothing():
     for name in ("service", "shard_io"):
         costs = fixed(**{name: 1.0})
         assert simulate(given, costs, groups=7).round_s == simulate(given, costs).round_s == 200
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_round_takes_longer_with_more_workers_and_shorter_on_a_faster_link(seed):
-    given, costs = random_case(seed)
-    by_workers = [simulate(replace(given, workers=count), costs).round_s for count in (4, 8, 16, 40)]
-    assert by_workers == sorted(by_workers)
-    by_rate = [
-        simulate(replace(given, rate_bits_s=rate), costs).round_s for rate in (1e0, 1e1, 1e2, math.inf)
-    ]
-    assert by_rate == sorted(by_rate, reverse=True)
 
 
 @pytest.mark.parametrize(("workers", "cores", "expected"), [(1, 1, 10), (2, 1, 20), (2, 2, 10), (3, 2, 15)])

@@ -31,27 +31,10 @@ def test_the_rate_rises_to_its_height_and_falls_to_nothing():
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_few_steps_lower_the_loss_and_scores_are_repeatable(name):
-    workload = find_workload(name)
-    material = workload.material(0, None)
-    model = material.build()
-    optimizer = material.optimizer(model)
-    for group in optimizer.param_groups:
-        group["lr"] = workload.rates[0]
-    chosen = torch.arange(8)
-    losses = []
-    for _ in range(6):
-        loss = material.loss(model, chosen)
-        torch.autograd.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    other = workload.material(0, None).build()
-    for one, two in zip(other.parameters(), material.build().parameters(), strict=True):
-        assert torch.equal(one, two)
-    model.eval()
-    assert material.score(model) == material.score(model)
+def test_all_contestants_start_from_the_same_parameters(name):
+    one, two = (find_workload(name).material(3, None).build() for _ in range(2))
+    for own, others in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(own, others)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

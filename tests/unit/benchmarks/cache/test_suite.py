@@ -1,4 +1,4 @@
-"""`shoestring bench cache`: what is checked before a time counts, and what is reported."""
+"""`python -m benchmarks.cache`: what is checked before a time counts, and what is reported."""
 
 from dataclasses import asdict
 

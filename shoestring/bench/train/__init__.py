@@ -1,1 +1,0 @@
-"""`shoestring bench train`: the same training, the same link, one contestant after another."""
