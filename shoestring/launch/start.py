@@ -13,8 +13,6 @@ from shoestring.errors import UsageError
 from shoestring.launch import lifeline
 from shoestring.worker import session
 
-_GRACE_S = 5.0
-
 
 def init() -> Run:
     """Take this process's place in its run: its `worker` of `workers`.
@@ -26,17 +24,17 @@ def init() -> Run:
         return session.current().run
     except UsageError:
         pass  # the first call
-    _obey_lifeline()
+    run = Run.here()
+    _obey_lifeline(run.stop_grace_s)
     kind = detect(os.environ)
     if kind == "torchrun":
         from shoestring.launch import torchrun
 
-        return torchrun.join()
+        return torchrun.join(run)
     if kind == "slurm":
         from shoestring.launch import slurm
 
-        return slurm.join()
-    run = Run.here()
+        return slurm.join(run)
     if run.is_alone:
         run = replace(run, resume=begin(str(run.resume or AUTO), run.checkpoint, _say))
     return session.begin(run).run
@@ -57,17 +55,17 @@ def _say(text: str) -> None:
     print(f"shoestring: {text}", file=sys.stderr, flush=True)
 
 
-def _obey_lifeline() -> None:
+def _obey_lifeline(grace_s: float) -> None:
     """End this process when its launcher is gone."""
     # Not for this process's own children: there the number may be another file.
     number = os.environ.pop(lifeline.VARIABLE, "")
     if number.isdecimal():
-        lifeline.watch(int(number), _end)
+        lifeline.watch(int(number), lambda: _end(grace_s))
 
 
-def _end() -> None:
+def _end(grace_s: float) -> None:
     # A script's own handler of SIGTERM gets a moment.
-    threading.Timer(_GRACE_S, os._exit, (1,)).start()
+    threading.Timer(grace_s, os._exit, (1,)).start()
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGTERM)  # its data loaders too
     else:

@@ -230,7 +230,7 @@ class Keeper:
         try:
             with owned(self._root, self._owner):
                 commit(folder, manifest)
-                prune(self._root, keep=run.keep)
+                prune(self._root, keep=run.retain)
         except (ShoestringError, OSError) as error:
             self._give_up(seq, str(error))
             return

@@ -7,7 +7,8 @@ import pytest
 
 from shoestring.config import Run
 from shoestring.errors import JoinError
-from shoestring.launch.local import Failure, run_local
+from shoestring.launch.local import run_local
+from shoestring.launch.outcome import Failure
 from tests.unit.launch.processes import WAITING, Command, wait_gone
 
 
