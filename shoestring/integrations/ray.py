@@ -28,6 +28,7 @@ from ray.train.torch.config import TorchConfig
 from shoestring.checkpoint.resume import AUTO, begin
 from shoestring.config import Run, from_values, of
 from shoestring.errors import JoinError, ShoestringError, UsageError
+from shoestring.launch.notice import say
 from shoestring.launch.ray.keys import RunKeys
 from shoestring.launch.ray.process import NodeProcess, ProcessSpec, tcp_address, write_keys
 from shoestring.launch.shard import ShardArguments
@@ -133,7 +134,7 @@ def _whereabouts() -> tuple[str, str]:
 
 def _choose(wanted: str, checkpoint: Path | None) -> tuple[str, str, str]:
     try:
-        return str(begin(wanted, checkpoint, _say) or ""), "", ""
+        return str(begin(wanted, checkpoint, say) or ""), "", ""
     except ShoestringError as error:
         return "", error.message, error.hint
 
@@ -175,7 +176,3 @@ def _stop_shard(grace_s: float) -> None:
     for folder in _folders:
         shutil.rmtree(folder, ignore_errors=True)
     _folders.clear()
-
-
-def _say(text: str) -> None:
-    print(f"shoestring: {text}", file=sys.stderr, flush=True)

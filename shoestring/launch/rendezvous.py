@@ -28,6 +28,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from shoestring.checkpoint.resume import AUTO, begin
 from shoestring.config import Run
 from shoestring.errors import JoinError, ShoestringError, UsageError
+from shoestring.launch.notice import say
 from shoestring.launch.shard import ShardArguments, local_address
 from shoestring.launch.supervisor import Supervisor
 from shoestring.worker import session
@@ -119,7 +120,7 @@ def _part(store: Store, place: Place) -> None:
 
 
 def _choose(settings: Run) -> Path | None:
-    return begin(str(settings.resume or AUTO), settings.checkpoint, _say)
+    return begin(str(settings.resume or AUTO), settings.checkpoint, say)
 
 
 def _tell(act: Callable[[], str]) -> str:
@@ -195,7 +196,3 @@ def own_address(towards: str) -> str:
         f"this host has no address that others reach it by, looking towards `{towards}`",
         hint=f"set `{HOST_VARIABLE}` to this host's IP address",
     )
-
-
-def _say(text: str) -> None:
-    print(f"shoestring: {text}", file=sys.stderr, flush=True)

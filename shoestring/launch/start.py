@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,6 +10,7 @@ from shoestring.checkpoint.resume import AUTO, begin
 from shoestring.config import Run
 from shoestring.errors import UsageError
 from shoestring.launch import lifeline
+from shoestring.launch.notice import say
 from shoestring.worker import session
 
 
@@ -36,7 +36,7 @@ def init() -> Run:
 
         return slurm.join(run)
     if run.is_alone:
-        run = replace(run, resume=begin(str(run.resume or AUTO), run.checkpoint, _say))
+        run = replace(run, resume=begin(str(run.resume or AUTO), run.checkpoint, say))
     return session.begin(run).run
 
 
@@ -49,10 +49,6 @@ def detect(environment: Mapping[str, str]) -> str:
     if "SLURM_PROCID" in environment and environment.get("SLURM_NTASKS", "1") != "1":
         return "slurm"
     return "alone"
-
-
-def _say(text: str) -> None:
-    print(f"shoestring: {text}", file=sys.stderr, flush=True)
 
 
 def _obey_lifeline(grace_s: float) -> None:
