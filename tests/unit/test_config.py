@@ -22,6 +22,7 @@ from shoestring.config import (
     settings,
 )
 from shoestring.errors import UsageError
+from tests.docs.blocks import blocks_of
 
 OWNERS = (Run, Launch)
 ALL = [(owner, one) for owner in OWNERS for one in settings(owner)]
@@ -230,3 +231,15 @@ def table() -> str:
 
 def test_the_documents_table_lists_every_setting() -> None:
     assert table() in SETTINGS.read_text(), f"put this table into {SETTINGS}:\n{table()}"
+
+
+def test_the_documents_example_is_a_file_that_is_read(tmp_path: Path) -> None:
+    (example,) = [block for block in blocks_of(SETTINGS, SETTINGS.read_text()) if block.language == "toml"]
+    (tmp_path / "run.toml").write_text(example.text)
+    assert from_file(tmp_path / "run.toml") == {
+        "workers": 4,
+        "codec": "dct",
+        "checkpoint": Path("checkpoints"),
+        "every": 500,
+        "timeout_s": 120.0,
+    }
