@@ -21,7 +21,6 @@ from shoestring.checkpoint.worker import Tensors, WorkerState, WorkerWriter
 from shoestring.errors import ShoestringError
 from shoestring.wire.messages import Snapped
 
-_CLOSE_S = 60.0  # how long the end of a run waits for its last checkpoint
 _WAIT_S = 0.2
 
 
@@ -81,6 +80,7 @@ class Saver:
         workers: int,
         shards: int,
         retain: int,
+        save_timeout_s: float = 60.0,
         notice: Callable[[str], None],
         log: Callable[..., None],
     ) -> None:
@@ -88,6 +88,7 @@ class Saver:
         self._reports = reports
         self._schedule = schedule
         self._is_first = worker == 0
+        self._save_timeout_s = save_timeout_s
         self._notice = notice
         self._log = log
         self._taken: tuple[int, WorkerState] | None = None
@@ -116,9 +117,9 @@ class Saver:
     def close(self) -> None:
         """Finish what was begun: the run's last checkpoint is complete when this returns, or given up."""
         self.step_begins()
-        self._writer.wait(_CLOSE_S)
+        self._writer.wait(self._save_timeout_s)
         self._settle()
-        deadline = time.monotonic() + _CLOSE_S
+        deadline = time.monotonic() + self._save_timeout_s
         while self._is_first and self._completion.is_waiting and time.monotonic() < deadline:
             self._reports.wait_report(_WAIT_S)
             self._settle()

@@ -10,17 +10,18 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shoestring.cli.lazy import settings
+from shoestring.cli.options import given, with_settings
+from shoestring.config import Run, gather, of, options
 from shoestring.errors import UsageError
 
 if TYPE_CHECKING:
+    from shoestring.checkpoint.snapshot import Snapshot
     from shoestring.server.serve import Service
-
-_GRACE_S = 10.0  # to finish a file of a checkpoint when the parent is gone
 
 _EPILOG = """\
 [bold]Examples[/bold]
@@ -30,30 +31,21 @@ _EPILOG = """\
 
 
 @settings(epilog=_EPILOG)
+@with_settings(one for one in options() if one.about.is_for_shards)
 def serve(
+    *,
     run: Annotated[str, typer.Option(help="The run's name; workers of another run are refused.")],
     address: Annotated[
         str, typer.Option(help="Where to listen. Port 0 picks a free one.")
     ] = "tcp://127.0.0.1:0",
     shard: Annotated[int, typer.Option(min=0, help="Which shard of the run this is, from 0.")] = 0,
     shards: Annotated[int, typer.Option(min=1, help="How many shards the run has.")] = 1,
-    keys: Annotated[
-        Path | None,
-        typer.Option(envvar="SHOESTRING_KEYS", help="Folder of keys; needed beyond this machine."),
-    ] = None,
     threads: Annotated[int, typer.Option(min=1, help="How many parts are updated at once.")] = 1,
-    checkpoint: Annotated[Path | None, typer.Option(help="Folder to write checkpoints to.")] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Go on from this checkpoint, or the newest below.")
-    ] = None,
-    folder: Annotated[Path | None, typer.Option(help="Where the event log goes.")] = None,
-    lease: Annotated[
-        float, typer.Option(min=1.0, help="Seconds of silence after which a worker is taken out.")
-    ] = 20.0,
     stay: Annotated[bool, typer.Option("--stay", help="Stay when all workers have left.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print where it listens as JSON.")] = False,
     lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
     linger: Annotated[bool, typer.Option("--linger", hidden=True)] = False,
+    **named: Any,
 ) -> None:
     """Hold a part of the model's parameters and serve them to workers.
 
@@ -61,7 +53,8 @@ def serve(
     """
     if shard >= shards:
         raise UsageError(f"there is no shard {shard} of {shards}", hint="shards are counted from 0")
-    stopper = _Stopper()
+    told = Run(**of(Run, gather({**given(named), "name": run})))
+    stopper = _Stopper(told.save_timeout_s)
     signal.signal(signal.SIGTERM, stopper.on_signal)
     signal.signal(signal.SIGINT, stopper.on_signal)
     if lifeline is not None:
@@ -71,7 +64,6 @@ def serve(
 
     import zmq
 
-    from shoestring.checkpoint.resume import find_snapshot
     from shoestring.checkpoint.shard import ShardWriter
     from shoestring.observe.events import EventLog
     from shoestring.server.saving import restorer
@@ -80,14 +72,15 @@ def serve(
     from shoestring.server.warmup import warm_up
     from shoestring.wire.keys import keys_from_folder
 
-    own = Shard(shard, shards, run, lease_s=lease, is_sharing=address.startswith("ipc:"))
-    if resume is not None:
-        own.restore = restorer(find_snapshot(resume))
-    shard_keys = None if keys is None else keys_from_folder(keys, "shard")
+    own = Shard(shard, shards, run, lease_s=told.lease_s, is_sharing=address.startswith("ipc:"))
+    snapshot = _snapshot(told.resume)
+    if snapshot is not None:
+        own.restore = restorer(snapshot)
+    keys = None if told.keys is None else keys_from_folder(told.keys, "shard")
     warm_up(threads)
-    listener = listen(zmq.Context.instance(), address, keys=shard_keys)
-    with EventLog(folder, f"shard-{shard}") as log:
-        writer = ShardWriter(checkpoint, shard) if checkpoint is not None else None
+    listener = listen(zmq.Context.instance(), address, keys=keys)
+    with EventLog(told.folder, f"shard-{shard}") as log:
+        writer = ShardWriter(told.checkpoint, shard) if told.checkpoint is not None else None
         service = Service(own, listener, threads=threads, writer=writer, report=log.write)
         stopper.attend(service)
         _announce(listener.address, shard, shards, run, as_json)
@@ -99,11 +92,26 @@ def serve(
         raise KeyboardInterrupt
 
 
+def _snapshot(resume: Path | None) -> "Snapshot | None":
+    """The checkpoint to go on from. All shards of a run need the same one, so none chooses by itself."""
+    from shoestring.checkpoint.resume import AUTO, NO, find_snapshot
+
+    if resume is None or str(resume) == NO:
+        return None
+    if str(resume) == AUTO:
+        raise UsageError(
+            "a shard does not choose a checkpoint: the run's others might choose another",
+            hint="give `--resume DIR`, the same for all shards and workers",
+        )
+    return find_snapshot(resume)
+
+
 class _Stopper:
     """Ends the service when a signal says so or the parent is gone, at whatever moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, save_timeout_s: float) -> None:
         self.interrupted = False
+        self._save_timeout_s = save_timeout_s
         self._service: Service | None = None
 
     def attend(self, service: "Service") -> None:
@@ -125,7 +133,8 @@ class _Stopper:
         self._service.stop(when_unneeded=linger)
         if linger:
             self._service.ending.wait()
-        overdue = threading.Timer(_GRACE_S, os._exit, (1,))  # something hangs, and nobody is left to wait
+        # Something hangs, and nobody is left to wait.
+        overdue = threading.Timer(self._save_timeout_s, os._exit, (1,))
         overdue.daemon = True
         overdue.start()
 

@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +26,35 @@ from ray.train.backend import Backend
 from ray.train.torch.config import TorchConfig
 
 from shoestring.checkpoint.resume import AUTO, begin
-from shoestring.config import Run
-from shoestring.errors import JoinError, ShoestringError
+from shoestring.config import Run, from_values, of
+from shoestring.errors import JoinError, ShoestringError, UsageError
+from shoestring.launch.notice import say
 from shoestring.launch.ray.keys import RunKeys
-from shoestring.launch.ray.process import Order, Seat, tcp_address, write_keys
-from shoestring.launch.shard import ShardOrder
+from shoestring.launch.ray.process import NodeProcess, ProcessSpec, tcp_address, write_keys
+from shoestring.launch.shard import ShardArguments
 from shoestring.worker import session
 
 _POLL_S = 5.0
-_SAVING_S = 60.0  # for a shard to end: a checkpoint may be half written
+_NAME = "ray-train"
+_RAYS_OWN = ("workers", "keys")
 
 
-@dataclass
 class ShoestringConfig(TorchConfig):
-    """How the workers of a `TorchTrainer` exchange. Fields as the options of `shoestring run`."""
+    """How the workers of a `TorchTrainer` exchange: settings by name, as in a TOML file of `shoestring run`.
 
-    codec: str = ""
-    policy: str = ""
-    checkpoint: str = ""
-    every: int = 0
-    resume: str = AUTO
-    name: str = "ray-train"
+    Ray Train decides how many workers there are, and keys are made for each start.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        values = from_values(settings)
+        for name in values:
+            if name not in of(Run, values) or name in _RAYS_OWN:
+                raise UsageError(
+                    f"`{name}` is not for `ShoestringConfig`: Ray Train sees to it",
+                    hint="give Ray Train a `ScalingConfig` or `RunConfig`",
+                )
+        self.run = Run(**{"name": _NAME, **values})
 
     @property
     def backend_cls(self) -> type["ShoestringBackend"]:
@@ -64,21 +72,21 @@ class ShoestringBackend(Backend):
         given: ShoestringConfig = backend_config
         nodes: list[tuple[str, str]] = worker_group.execute(_whereabouts)
         hosts = list(dict.fromkeys(nodes))
-        checkpoint = Path(given.checkpoint).absolute() if given.checkpoint else None
-        run = Run(
-            name=f"{given.name}-{secrets.token_hex(4)}",
+        wanted = given.run
+        checkpoint = wanted.checkpoint.absolute() if wanted.checkpoint is not None else None
+        run = replace(
+            wanted,
+            name=f"{wanted.name}-{secrets.token_hex(4)}",
             workers=len(nodes),
             checkpoint=checkpoint,
-            every=given.every,
-            codec=given.codec,
-            policy=given.policy,
+            incarnation=1,  # a group of workers that starts again has shards of its own
         )
-        resume = _checked(worker_group.execute_single(0, _choose, given.resume, checkpoint))
+        resume = _checked(worker_group.execute_single(0, _choose, str(wanted.resume or AUTO), checkpoint))
         run = replace(run, resume=Path(resume) if resume else None)
         keys = RunKeys.make(run.workers) if len(hosts) > 1 else None
         starting = [
             worker_group.execute_single_async(
-                nodes.index(host), _start_shard, _shard_order(run, index, hosts, keys)
+                nodes.index(host), _start_shard, _shard_spec(run, index, hosts, keys)
             )
             for index, host in enumerate(hosts)
         ]
@@ -98,19 +106,12 @@ class ShoestringBackend(Backend):
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         """Let the workers leave, then end the shards."""
         worker_group.execute(_leave)
-        worker_group.execute(_stop_shard)
+        worker_group.execute(_stop_shard, backend_config.run.save_timeout_s)
 
 
-def _shard_order(run: Run, index: int, hosts: list[tuple[str, str]], keys: RunKeys | None) -> Order:
-    shard = ShardOrder(
-        index,
-        len(hosts),
-        run.name,
-        tcp_address(hosts[index][1]) if keys else "",
-        checkpoint=run.checkpoint,
-        resume=run.resume,
-    )
-    return Order(run, shard=shard, keys=keys.for_shard() if keys else {})
+def _shard_spec(run: Run, index: int, hosts: list[tuple[str, str]], keys: RunKeys | None) -> ProcessSpec:
+    shard = ShardArguments(index, len(hosts), run, tcp_address(hosts[index][1]) if keys else "")
+    return ProcessSpec(run, shard=shard, keys=keys.for_shard() if keys else {})
 
 
 def _checked(answer: tuple[str, str, str]) -> str:
@@ -122,7 +123,7 @@ def _checked(answer: tuple[str, str, str]) -> str:
 
 
 # The rest runs in the workers' processes, one run at a time.
-_seats: list[Seat] = []
+_shards: list[NodeProcess] = []
 _folders: list[str] = []
 
 
@@ -133,21 +134,21 @@ def _whereabouts() -> tuple[str, str]:
 
 def _choose(wanted: str, checkpoint: Path | None) -> tuple[str, str, str]:
     try:
-        return str(begin(wanted, checkpoint, _say) or ""), "", ""
+        return str(begin(wanted, checkpoint, say) or ""), "", ""
     except ShoestringError as error:
         return "", error.message, error.hint
 
 
-def _start_shard(order: Order) -> tuple[str, str, str]:
-    seat = Seat(order)
-    _seats.append(seat)
-    threading.Thread(target=_pass_on, args=(seat,), name="shard's output", daemon=True).start()
-    return seat.address()
+def _start_shard(spec: ProcessSpec) -> tuple[str, str, str]:
+    shard = NodeProcess(spec)
+    _shards.append(shard)
+    threading.Thread(target=_pass_on, args=(shard,), name="shard's output", daemon=True).start()
+    return shard.address()
 
 
-def _pass_on(seat: Seat) -> None:
+def _pass_on(shard: NodeProcess) -> None:
     while True:
-        report = seat.poll(_POLL_S)
+        report = shard.poll(_POLL_S)
         for line, _ in report.lines:
             print(f"[shard] {line}", file=sys.stderr, flush=True)
         if report.code is not None:
@@ -167,15 +168,11 @@ def _leave() -> None:
     session.end()
 
 
-def _stop_shard() -> None:
-    for seat in _seats:
-        seat.stop(_SAVING_S)
-        seat.close()
-    _seats.clear()
+def _stop_shard(grace_s: float) -> None:
+    for shard in _shards:
+        shard.stop(grace_s)
+        shard.close()
+    _shards.clear()
     for folder in _folders:
         shutil.rmtree(folder, ignore_errors=True)
     _folders.clear()
-
-
-def _say(text: str) -> None:
-    print(f"shoestring: {text}", file=sys.stderr, flush=True)

@@ -6,52 +6,23 @@ that fails ends the run, and its exit code is the run's.
 """
 
 import os
-import queue
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 from shoestring.config import Run
-from shoestring.launch import lifeline
-from shoestring.launch.child import Child
-from shoestring.launch.lifeline import Lifeline
-from shoestring.launch.shard import ShardOrder, ShardProcess, local_address
+from shoestring.launch.outcome import Failure, Outcome
+from shoestring.launch.shard import ShardArguments, local_address
 from shoestring.launch.signals import signals_as_exceptions, signals_ignored
-from shoestring.launch.stream import Stream
+from shoestring.launch.supervisor import Child, Supervisor
 from shoestring.observe.events import Tail
 from shoestring.observe.progress import Board, Display
 
-_GRACE_S = 5.0  # between SIGTERM and SIGKILL
-_SAVING_S = 60.0  # for shards to end after a run that went well: a checkpoint may be half written
 _LOOK_S = 0.25
-_DRAIN_S = 2.0
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The process that ended a run, and what it said last."""
-
-    who: str
-    code: int  # as a shell counts it: 128 and the signal for one that was killed
-    last_lines: tuple[str, ...]
-
-
-@dataclass
-class Outcome:
-    """How a run went. An exit code is `None` for a worker that was never started."""
-
-    seconds: float = 0.0
-    exit_codes: list[int | None] = field(default_factory=list)
-    failure: Failure | None = None
-
 
 Reach = Callable[[int, Sequence[str]], tuple[str, ...]]
 
@@ -61,25 +32,26 @@ def run_local(
 ) -> Outcome:
     """Run `command` once for each of the run's workers, and wait for all of them.
 
-    `run.folder` must be given; `run.shards` and `run.worker` are filled in. `threads` is
-    what each worker may compute with; by default they share the cores. `reach` may put
-    something between: it gets a worker and the shards' TCP addresses, and returns those
-    that the worker is to use.
+    `run.folder` must be given; `run.shards`, `run.worker`, `run.local` and `run.incarnation` are
+    filled in. `threads` is what each worker may compute with; by default they share the cores.
+    `reach` may put something between: it gets a worker and the shards' TCP addresses, and returns
+    those that the worker is to use.
     """
-    crew = _Crew(command, run, shards, threads, reach)
+    local = _LocalRun(command, run, shards, threads, reach)
     began = time.monotonic()
     with signals_as_exceptions():
         try:
-            crew.start()
-            crew.wait()
+            local.start()
+            local.wait()
         finally:
-            crew.stop()
-    crew.outcome.seconds = time.monotonic() - began
-    return crew.outcome
+            with signals_ignored():
+                local.stop()
+    local.outcome.seconds = time.monotonic() - began
+    return local.outcome
 
 
-class _Crew:
-    """All processes of a run on this machine."""
+class _LocalRun:
+    """A run on this machine: its processes, what they print and how far they are."""
 
     def __init__(
         self, command: list[str], run: Run, shards: int, threads: int | None, reach: Reach | None
@@ -90,102 +62,60 @@ class _Crew:
         self._count = shards
         self._threads = threads
         self._reach = reach
-        self._lifeline = Lifeline()
         self._folder = Path(tempfile.mkdtemp(prefix="shoestring-"))
-        self._shards: list[Child] = []
         self._workers: list[Child] = []
-        self._ended: queue.SimpleQueue[Child] = queue.SimpleQueue()
         self._board = Board()
         self._display = Display(self._board)
         self._tail = Tail(run.folder) if run.folder is not None else None
+        self._supervisor = Supervisor(self._show)
 
     def start(self) -> None:
         """Start the shards, and when they listen the workers."""
         run, cores = self._run, len(os.sched_getaffinity(0))
         if self._tail is not None:
             self._tail.poll()  # what an earlier run in the same folder did
-        starting = []
-        for index in range(self._count):
-            order = ShardOrder(
-                index,
-                self._count,
-                run.name,
-                local_address(self._folder, index) if self._reach is None else "tcp://127.0.0.1:0",
-                threads=max(1, cores // (run.workers + self._count)),
-                checkpoint=run.checkpoint,
-                resume=run.resume,
-                folder=run.folder,
+        starting = [
+            self._supervisor.start_shard(
+                ShardArguments(
+                    index,
+                    self._count,
+                    run,
+                    local_address(self._folder, index) if self._reach is None else "tcp://127.0.0.1:0",
+                    threads=max(1, cores // (run.workers + self._count)),
+                )
             )
-            shard = ShardProcess(order, self._lifeline, stderr=subprocess.PIPE)
-            child = Child(f"shard {index}", shard.process, self._ended.put)
-            self._shards.append(child)
-            self._pass_on(child, shard.process.stderr, f"[shard {index}] ", to_stderr=True)
-            starting.append(shard)
-        run = replace(run, shards=tuple(shard.wait_ready() for shard in starting))
-        threads = self._threads or max(1, cores // run.workers)
+            for index in range(self._count)
+        ]
+        run = replace(run, shards=tuple(shard.wait_ready(run.ready_timeout_s) for shard in starting))
+        environment = dict(os.environ)
+        if self._threads is not None or "OMP_NUM_THREADS" not in environment:
+            environment["OMP_NUM_THREADS"] = str(self._threads or max(1, cores // run.workers))
         for worker in range(run.workers):
             shards = run.shards if self._reach is None else self._reach(worker, run.shards)
-            self._start_worker(replace(run, worker=worker, local=worker, shards=shards), threads)
-
-    def _start_worker(self, run: Run, threads: int) -> None:
-        environment = {
-            **os.environ,
-            "PYTHONUNBUFFERED": "1",  # a line is passed on when it is printed
-            **run.to_environment(),
-            lifeline.VARIABLE: str(self._lifeline.reader),
-        }
-        if self._threads is not None or "OMP_NUM_THREADS" not in environment:
-            environment["OMP_NUM_THREADS"] = str(threads)
-        process = subprocess.Popen(
-            [sys.executable, *self._command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            pass_fds=[self._lifeline.reader],
-            process_group=0,  # Ctrl-C is for the launcher, which tells the workers
-        )
-        child = Child(f"worker {run.worker}", process, self._ended.put)
-        self._workers.append(child)
-        prefix = f"[worker {run.worker}] " if run.worker else ""
-        self._pass_on(child, process.stderr, prefix, to_stderr=True)
-        self._pass_on(child, process.stdout, prefix, to_stderr=False)
+            own = replace(run, worker=worker, local=worker, shards=shards, incarnation=1)
+            self._workers.append(self._supervisor.start_worker(self._command, own, environment))
 
     def wait(self) -> None:
         """Return when all workers have ended, or one process has failed."""
         left = len(self._workers)
         while left:
-            with suppress(queue.Empty):
-                child = self._ended.get(timeout=_LOOK_S)
+            child = self._supervisor.next_ended(_LOOK_S)
+            if child is not None:
                 left -= child in self._workers
                 if child.code != 0:
-                    self._drain([child])
-                    self.outcome.failure = Failure(child.who, child.code, tuple(child.streams[0].last))
+                    child.drain()
+                    self.outcome.failure = Failure(child.who, child.code, child.last_lines)
                     return
             self._look()
 
     def stop(self) -> None:
-        """End what is left, wait for it, and clean up. Signals are ignored meanwhile."""
-        with signals_ignored():
-            self._stop()
-
-    def _stop(self) -> None:
-        children = [*self._workers, *self._shards]
+        """End what is left, wait for it, and clean up. A shard may have a checkpoint half written."""
         is_well = bool(self._workers) and all(
             child.ended.is_set() and child.code == 0 for child in self._workers
         )
-        for child in children:
-            child.signal(signal.SIGTERM)
-        deadline = time.monotonic() + (_SAVING_S if is_well else _GRACE_S)
-        for child in children:
-            child.ended.wait(max(0.0, deadline - time.monotonic()))
-        for child in children:
-            child.signal(signal.SIGKILL)
-            child.ended.wait()
-        self._drain(children)
+        self._supervisor.stop(self._run.save_timeout_s if is_well else self._run.stop_grace_s)
         self._look()
         self._display.close()
-        self._lifeline.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         for worker, child in enumerate(self._workers):
             self.outcome.exit_codes[worker] = child.code
@@ -196,16 +126,7 @@ class _Crew:
                 self._board.add(event)
         self._display.refresh()
 
-    def _pass_on(self, child: Child, pipe: IO[bytes] | None, prefix: str, *, to_stderr: bool) -> None:
-        def show(line: str) -> None:
-            with suppress(OSError, ValueError):  # nobody reads our output any more
-                self._display.print(prefix + line, to_stderr=to_stderr)
-
-        if pipe is not None:
-            child.streams.append(Stream(pipe, show))
-
-    def _drain(self, children: list[Child]) -> None:
-        deadline = time.monotonic() + _DRAIN_S
-        for child in children:
-            for stream in child.streams:
-                stream.join(max(0.0, deadline - time.monotonic()))
+    def _show(self, child: Child, line: str, is_err: bool) -> None:
+        prefix = "" if child.who == "worker 0" else f"[{child.who}] "
+        with suppress(OSError, ValueError):  # nobody reads our output any more
+            self._display.print(prefix + line, to_stderr=is_err)

@@ -28,11 +28,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from shoestring.checkpoint.resume import AUTO, begin
 from shoestring.config import Run
 from shoestring.errors import JoinError, ShoestringError, UsageError
-from shoestring.launch.lifeline import Lifeline
-from shoestring.launch.shard import ShardOrder, ShardProcess, local_address
+from shoestring.launch.notice import say
+from shoestring.launch.shard import ShardArguments, local_address
+from shoestring.launch.supervisor import Supervisor
 from shoestring.worker import session
 
-TIMEOUT_S = 300.0
 _dist: Any = torch.distributed  # its types leave out some of its public names
 HOST_VARIABLE = "SHOESTRING_HOST"  # where other hosts reach this one, if it cannot be told
 
@@ -53,10 +53,10 @@ class Place:
     store_host: str
     store_port: int
     hosts_store: bool  # whether this process has to provide the store
-    attempt: str = "0"  # a restart of the whole run meets anew
+    attempt: int = 0  # how often the whole run was started again: each time it meets anew
 
 
-def meet(place: Place, settings: Run, timeout_s: float = TIMEOUT_S) -> Run:
+def meet(place: Place, settings: Run) -> Run:
     """Take part in the run: wait until all shards listen, and begin this process's session."""
     keys = settings.keys
     if place.hosts > 1 and keys is None:
@@ -71,25 +71,27 @@ def meet(place: Place, settings: Run, timeout_s: float = TIMEOUT_S) -> Run:
         worker=place.worker,
         workers=place.workers,
         local=place.local,
+        incarnation=place.attempt + 1,
         keys=keys.absolute() if place.hosts > 1 and keys is not None else None,
     )
     try:
-        store = _open_store(place, timeout_s)
-        shard: _Shard | None = None
+        store = _open_store(place, settings.meet_timeout_s)
+        shard: _HostShard | None = None
         if place.worker == 0:
             store.set("resume", _tell(lambda: str(_choose(settings) or "")))
         resume = _hear(store, "resume")
         run = replace(run, resume=Path(resume) if resume else None)
         if place.local == 0:
-            shard = _Shard(place, run)
+            shard = _HostShard(place, run)
             store.set(f"shard/{place.host}", _tell(shard.start))
         run = replace(run, shards=tuple(_hear(store, f"shard/{host}") for host in range(place.hosts)))
         _part(store, place)
     except _dist.DistError as error:
         raise JoinError(
             f"worker {place.worker} of {place.workers} could not meet the others at "
-            f"{place.store_host}:{place.store_port} within {timeout_s:g} s: {error}",
-            hint="check that all workers were started, by `srun` or torchrun, and that they reach this host",
+            f"{place.store_host}:{place.store_port} within {settings.meet_timeout_s:g} s: {error}",
+            hint="check that all workers were started, by `srun` or torchrun, and that they reach this host; "
+            "`SHOESTRING_MEET_TIMEOUT_S` lets them take longer",
         ) from None
     here = session.begin(run)
     if shard is not None:
@@ -118,7 +120,7 @@ def _part(store: Store, place: Place) -> None:
 
 
 def _choose(settings: Run) -> Path | None:
-    return begin(str(settings.resume or AUTO), settings.checkpoint, _say)
+    return begin(str(settings.resume or AUTO), settings.checkpoint, say)
 
 
 def _tell(act: Callable[[], str]) -> str:
@@ -137,51 +139,38 @@ def _hear(store: Store, key: str) -> str:
     return text
 
 
-class _Shard:
+class _HostShard:
     """This host's shard, a child of this process."""
 
     def __init__(self, place: Place, run: Run) -> None:
         self._place = place
         self._run = run
-        self._lifeline = Lifeline()
-        self._process: ShardProcess | None = None
+        self._supervisor = Supervisor()
         self._folder = ""
 
     def start(self) -> str:
         """Start it and return its address."""
-        place, run = self._place, self._run
+        place = self._place
         if place.hosts > 1:
             address = f"tcp://{own_address(place.store_host)}:0"
         else:
             self._folder = tempfile.mkdtemp(prefix="shoestring-")
             address = local_address(Path(self._folder), place.host)
-        order = ShardOrder(
-            place.host,
-            place.hosts,
-            run.name,
-            address,
-            threads=max(1, len(os.sched_getaffinity(0)) // 4),
-            keys=run.keys,
-            checkpoint=run.checkpoint,
-            resume=run.resume,
-            folder=run.folder,
-            linger=True,
-        )
-        process = ShardProcess(order, self._lifeline)
+        threads = max(1, len(os.sched_getaffinity(0)) // 4)
+        arguments = ShardArguments(place.host, place.hosts, self._run, address, threads, linger=True)
         try:
-            address = process.wait_ready()
+            return self._supervisor.start_shard(arguments).wait_ready(self._run.ready_timeout_s)
         except ShoestringError:
             self._clean_up()
             raise
-        self._process = process
-        return address
 
     def finish(self) -> None:
         """Let the shard go once no worker needs it; after a crash of this one, do not wait for that."""
-        self._lifeline.close()
-        if self._process is None or hasattr(sys, "last_value"):
+        self._supervisor.let_go()
+        if hasattr(sys, "last_value"):
             return
-        self._process.process.wait()
+        for child in self._supervisor.children:
+            child.ended.wait()
         self._clean_up()
 
     def _clean_up(self) -> None:
@@ -207,7 +196,3 @@ def own_address(towards: str) -> str:
         f"this host has no address that others reach it by, looking towards `{towards}`",
         hint=f"set `{HOST_VARIABLE}` to this host's IP address",
     )
-
-
-def _say(text: str) -> None:
-    print(f"shoestring: {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Start one shard as a process of its own, and learn where it listens.
+"""What a shard's process is told, and how it says where it listens.
 
 The shard ends when the process that started it does, whichever way that is.
 """
@@ -11,27 +11,23 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from shoestring.config import Run, settings
 from shoestring.errors import JoinError
-from shoestring.launch.lifeline import Lifeline
 
-READY_S = 600.0  # the first shard on a machine compiles its kernels; on a slow and busy one that takes
 _IPC_BYTES = 100  # the kernel takes a few more
 
 
 @dataclass(frozen=True)
-class ShardOrder:
-    """What a shard is told on its command line."""
+class ShardArguments:
+    """The command line of one shard of a run."""
 
     index: int
     shards: int
-    run: str
+    run: Run
     address: str
     threads: int = 1
-    keys: Path | None = None
-    checkpoint: Path | None = None
-    resume: Path | None = None
-    folder: Path | None = None
     linger: bool = False  # when the parent is gone, serve on until no worker is left
 
     def command(self, lifeline: int) -> list[str]:
@@ -40,14 +36,13 @@ class ShardOrder:
             "--address": self.address,
             "--shard": str(self.index),
             "--shards": str(self.shards),
-            "--run": self.run,
+            "--run": self.run.name,
             "--threads": str(self.threads),
-            "--keys": str(self.keys or ""),
-            "--checkpoint": str(self.checkpoint or ""),
-            "--resume": str(self.resume or ""),
-            "--folder": str(self.folder or ""),
             "--lifeline": str(lifeline),
         }
+        for setting in settings(Run):
+            if setting.about.is_for_shards:
+                given[setting.option] = setting.text(getattr(self.run, setting.name))
         options = [text for name, value in given.items() if value for text in (name, value)]
         return [
             sys.executable, "-m", "shoestring", "serve", *options,
@@ -55,42 +50,25 @@ class ShardOrder:
         ]  # fmt: skip
 
 
-class ShardProcess:
-    """A shard that was started and may not listen yet."""
-
-    def __init__(self, order: ShardOrder, lifeline: Lifeline, *, stderr: int | None = None) -> None:
-        self.order = order
-        # What is set for workers, such as their lifeline, is not for a shard.
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("SHOESTRING_")
-        }
-        self.process = subprocess.Popen(
-            order.command(lifeline.reader),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=environment,
-            pass_fds=[lifeline.reader],
-            process_group=0,  # Ctrl-C is for the launcher, which tells the shard
-        )
-
-    def wait_ready(self, timeout_s: float = READY_S) -> str:
-        """Return the address it listens on."""
-        overdue = threading.Timer(timeout_s, self.process.kill)
-        overdue.daemon = True
-        overdue.start()
-        try:
-            line = self.process.stdout.readline(4096) if self.process.stdout is not None else b""
-        finally:
-            overdue.cancel()
-        with suppress(ValueError, KeyError, TypeError):
-            return str(json.loads(line)["address"])
-        self.process.kill()
-        code = self.process.wait()
-        raise JoinError(
-            f"shard {self.order.index} ended with exit code {code} before it listened",
-            hint="its own error is above; `shoestring serve` starts it alone",
-        )
+def read_address(
+    index: int, process: "subprocess.Popen[bytes]", answer: IO[bytes] | None, timeout_s: float
+) -> str:
+    """Wait until a shard says where it listens; kill it when it does not."""
+    overdue = threading.Timer(timeout_s, process.kill)
+    overdue.daemon = True
+    overdue.start()
+    try:
+        line = answer.readline(4096) if answer is not None else b""
+    finally:
+        overdue.cancel()
+    with suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(line)["address"])
+    process.kill()
+    code = process.wait()
+    raise JoinError(
+        f"shard {index} ended with exit code {code} before it listened",
+        hint="its own error is above; `shoestring serve` starts it alone",
+    )
 
 
 def local_address(folder: Path, index: int) -> str:

@@ -16,9 +16,9 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _HOSTS = re.compile(r"[^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*")
 
 
-def join() -> Run:
-    """Meet the other tasks on the first node. Settings come from `SHOESTRING_CODEC` and the like."""
-    return meet(place(os.environ), Run.here())
+def join(settings: Run) -> Run:
+    """Meet the other tasks on the first node."""
+    return meet(place(os.environ), settings)
 
 
 def place(environment: Mapping[str, str]) -> Place:
@@ -38,7 +38,7 @@ def place(environment: Mapping[str, str]) -> Place:
             store_host="127.0.0.1" if hosts == 1 else host_names(nodes)[0],
             store_port=_FIRST_PORT + (7 * int(job) + int(step)) % _PORTS,
             hosts_store=worker == 0,
-            attempt=environment.get("SLURM_RESTART_COUNT", "0"),
+            attempt=int(environment.get("SLURM_RESTART_COUNT", "0")),
         )
     except (KeyError, ValueError) as error:
         raise UsageError(

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,9 +10,8 @@ from shoestring.checkpoint.resume import AUTO, begin
 from shoestring.config import Run
 from shoestring.errors import UsageError
 from shoestring.launch import lifeline
+from shoestring.launch.notice import say
 from shoestring.worker import session
-
-_GRACE_S = 5.0
 
 
 def init() -> Run:
@@ -26,19 +24,19 @@ def init() -> Run:
         return session.current().run
     except UsageError:
         pass  # the first call
-    _obey_lifeline()
+    run = Run.here()
+    _obey_lifeline(run.stop_grace_s)
     kind = detect(os.environ)
     if kind == "torchrun":
         from shoestring.launch import torchrun
 
-        return torchrun.join()
+        return torchrun.join(run)
     if kind == "slurm":
         from shoestring.launch import slurm
 
-        return slurm.join()
-    run = Run.here()
+        return slurm.join(run)
     if run.is_alone:
-        run = replace(run, resume=begin(str(run.resume or AUTO), run.checkpoint, _say))
+        run = replace(run, resume=begin(str(run.resume or AUTO), run.checkpoint, say))
     return session.begin(run).run
 
 
@@ -53,21 +51,17 @@ def detect(environment: Mapping[str, str]) -> str:
     return "alone"
 
 
-def _say(text: str) -> None:
-    print(f"shoestring: {text}", file=sys.stderr, flush=True)
-
-
-def _obey_lifeline() -> None:
+def _obey_lifeline(grace_s: float) -> None:
     """End this process when its launcher is gone."""
     # Not for this process's own children: there the number may be another file.
     number = os.environ.pop(lifeline.VARIABLE, "")
     if number.isdecimal():
-        lifeline.watch(int(number), _end)
+        lifeline.watch(int(number), lambda: _end(grace_s))
 
 
-def _end() -> None:
+def _end(grace_s: float) -> None:
     # A script's own handler of SIGTERM gets a moment.
-    threading.Timer(_GRACE_S, os._exit, (1,)).start()
+    threading.Timer(grace_s, os._exit, (1,)).start()
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGTERM)  # its data loaders too
     else:

@@ -8,9 +8,9 @@ from shoestring.errors import UsageError
 from shoestring.launch.rendezvous import Place, meet
 
 
-def join() -> Run:
-    """Meet the other workers at torchrun's own store. Settings come from `SHOESTRING_CODEC` and the like."""
-    return meet(place(os.environ), Run.here())
+def join(settings: Run) -> Run:
+    """Meet the other workers at torchrun's own store."""
+    return meet(place(os.environ), settings)
 
 
 def place(environment: Mapping[str, str]) -> Place:
@@ -29,7 +29,7 @@ def place(environment: Mapping[str, str]) -> Place:
             store_host=environment["MASTER_ADDR"],
             store_port=int(environment["MASTER_PORT"]),
             hosts_store=worker == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-            attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+            attempt=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
         )
     except (KeyError, ValueError, ZeroDivisionError) as error:
         raise UsageError(

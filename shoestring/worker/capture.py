@@ -149,7 +149,8 @@ def make_saver(here: Session, capture: ScriptCapture, reports: Reports, *, shard
         worker=run.worker,
         workers=run.workers,
         shards=shards,
-        retain=run.keep,
+        retain=run.retain,
+        save_timeout_s=run.save_timeout_s,
         notice=here.notice,
         log=here.log.write,
     )

@@ -104,7 +104,7 @@ class Session:
     def _start_shard(self, context: zmq.SyncContext) -> str:
         address = f"inproc://shoestring-{id(self)}-{self.life}"
         listener = listen(context, address)
-        shard = Shard(0, 1, self.run.name)
+        shard = Shard(0, 1, self.run.name, lease_s=self.run.lease_s)
         if self.run.resume is not None:
             shard.restore = restorer(Snapshot(self.run.resume))
         writer = ShardWriter(self.run.checkpoint, 0) if self.run.checkpoint is not None else None
@@ -114,7 +114,7 @@ class Session:
 
         def stop() -> None:
             service.stop()
-            thread.join(10.0)
+            thread.join(self.run.save_timeout_s)
             listener.close()
 
         self.closers.append(stop)

@@ -190,7 +190,8 @@ def _enter(here: Session, built: _Built) -> _Entry:
             memory=memory,
             clip_norm=built.clip_norm,
             timeout_s=run.timeout_s,
-            join_timeout_s=10 * run.timeout_s,
+            join_timeout_s=run.join_timeout_s,
+            ask_after_s=run.ask_after_s,
             now=now,
         )
 

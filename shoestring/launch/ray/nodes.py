@@ -12,7 +12,6 @@ from typing import Any
 from shoestring.errors import UsageError
 from shoestring.launch.ray.cluster import Cluster, Node, core_share
 
-_TIMEOUT_S = 120.0
 _LOOK_S = 5.0  # a node may have gone since it was counted
 
 
@@ -62,7 +61,7 @@ def place(
     *,
     cpus: float | None = None,
     gpus: float | None = None,
-    timeout_s: float = _TIMEOUT_S,
+    timeout_s: float,
 ) -> Places:
     """Reserve places for so many workers and shards; wait for them, as others may use the cluster.
 

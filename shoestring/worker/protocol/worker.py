@@ -97,6 +97,7 @@ class Worker:
         clip_norm: float = 0.0,
         timeout_s: float = 60.0,
         join_timeout_s: float = 600.0,
+        ask_after_s: float = 5.0,
         now: float,
     ) -> None:
         self.outbox: deque[Outgoing] = deque()
@@ -112,6 +113,7 @@ class Worker:
         self._addresses = tuple(addresses)
         self._timeout_s = timeout_s
         self._join_timeout_s = join_timeout_s
+        self._ask_after_s = ask_after_s
         self._loads = [0] * len(addresses)  # bytes of parameters on each shard
         for home, size in zip(homes, sizes, strict=True):
             self._loads[home] += 4 * size
@@ -142,7 +144,7 @@ class Worker:
         message.worker = message.sender = self._number
         message.incarnation = self.joining.incarnations[home]
         message.have = self.answers.have[message.part]
-        self._pushes[message.part, message.seq] = Request(home, message, payload, now)
+        self._pushes[message.part, message.seq] = Request(home, message, payload, now, self._ask_after_s)
         self.outbox.append((home, message, payload))
 
     def slots(self, part: int) -> set[int]:

@@ -26,13 +26,13 @@ print(here.worker, here.workers, len(here.shards), total.hex(), *sys.argv[1:])
 def test_workers_train_together(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
+    config = tmp_path / "run.toml"
+    config.write_text('shards = 2\ncodec = "float32"\nworkers = 5')
     options = [
         "--workers",
         "2",
-        "--shards",
-        "2",
-        "--codec",
-        "float32",
+        "--config",
+        config,
         "--folder",
         tmp_path / "run",
         "--json",
@@ -80,6 +80,8 @@ def test_a_module_that_fails_is_named_with_its_last_words(tmp_path):
         (("--codec", "nothing", __file__), "there is no codec `nothing`"),
         (("--policy", "nothing", __file__), "no sync policy `nothing`"),
         (("--every", "10", __file__), "no folder for checkpoints"),
+        (("--config", "nowhere.toml", __file__), "`nowhere.toml` cannot be read"),
+        (("--keep", "5", __file__), "`--keep` has another name now"),
         (("--workers", "0", __file__), "'--workers'"),
         ((), "'script'"),
     ],

@@ -66,6 +66,8 @@ def test_a_port_that_is_taken_is_an_error():
         (("--address", "tcp://0.0.0.0:0"), 1, "without keys"),
         (("--shard", "2", "--shards", "2"), 2, "there is no shard 2 of 2"),
         (("--keys", "nowhere"), 2, "nowhere"),
+        (("--resume", "auto"), 2, "a shard does not choose a checkpoint"),
+        (("--lease-s", "0"), 2, "'--lease-s'"),
         (("--resume", "nowhere"), 1, "there is no folder `nowhere`"),
     ],
 )

@@ -2,11 +2,16 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from shoestring.config import Run, settings
+from shoestring.errors import UsageError
+from shoestring.integrations.ray import ShoestringConfig
 from tests.unit.launch.processes import clean_environment, run_command
 from tests.unit.launch.ray.rays import LIMIT_S, processes_of, ray_nodes
+from tests.unit.test_config import EXAMPLES
 
 # What a user writes: the training function, and two lines for Ray Train.
 TRAIN = """
@@ -63,6 +68,32 @@ with result.checkpoint.as_directory() as folder:
     print(pathlib.Path(folder, "found").read_text(), result.metrics["hash"])
 """
 )
+
+
+OWN = [one for one in settings(Run) if not one.about.is_told and one.name not in ("workers", "keys")]
+
+
+def test_every_setting_of_a_run_is_one_of_the_configuration():
+    values = {one.name: EXAMPLES[one.kind][0] for one in OWN}
+    config = ShoestringConfig(**values)
+    assert {one.name: getattr(config.run, one.name) for one in OWN} == values
+    assert ShoestringConfig().run == Run(name="ray-train")
+    assert ShoestringConfig(checkpoint="/a b/c").run.checkpoint == Path("/a b/c")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"evry": 5}, "no setting `evry`.*did you mean `every`"),
+        ({"keep": 5}, "`keep` has another name now.*`retain`"),
+        ({"every": "often"}, "`every` is `often`"),
+        ({"workers": 2}, "`workers` is not for `ShoestringConfig`"),
+        ({"restarts": 2}, "`restarts` is not for `ShoestringConfig`"),
+    ],
+)
+def test_what_is_no_setting_of_its_own_is_refused(given, message):
+    with pytest.raises(UsageError, match=message):
+        ShoestringConfig(**given)
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ import pytest
 
 from shoestring.config import Run
 from shoestring.errors import JoinError
-from shoestring.launch.local import Failure, run_local
+from shoestring.launch.local import run_local
+from shoestring.launch.outcome import Failure
 from tests.unit.launch.processes import WAITING, Command, wait_gone
 
 
@@ -93,14 +94,14 @@ def test_workers_are_told_their_run_and_share_the_cores(tmp_path, capfd, monkeyp
 import os
 from shoestring.config import Run
 run = Run.here()
-print(run.name, run.worker, run.workers, len(run.shards), run.codec, run.folder.name)
+print(run.name, run.worker, run.workers, run.incarnation, len(run.shards), run.codec, run.folder.name)
 print(int(os.environ["OMP_NUM_THREADS"]) * 2 <= max(2, len(os.sched_getaffinity(0))))
 """
     outcome = run_script(tmp_path, source, codec="int8")
     assert (outcome.failure, outcome.exit_codes) == (None, [0, 0])
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == sorted(
-        ["test 0 2 1 int8 run", "True", "[worker 1] test 1 2 1 int8 run", "[worker 1] True"]
+        ["test 0 2 1 1 int8 run", "True", "[worker 1] test 1 2 1 1 int8 run", "[worker 1] True"]
     )
     assert err == ""
 

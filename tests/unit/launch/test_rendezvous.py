@@ -27,8 +27,8 @@ def place():
 def test_a_worker_alone_gets_a_shard_and_leaves_nothing_behind(place, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    run = meet(place, Run(codec="int8"))
-    assert run == Run(name="test", codec="int8", shards=run.shards)
+    run = meet(replace(place, attempt=2), Run(codec="int8"))
+    assert run == Run(name="test", codec="int8", shards=run.shards, incarnation=3)
     assert len(run.shards) == 1
     shards = [child for child in psutil.Process().children() if "serve" in child.cmdline()]
     assert len(shards) == 1
@@ -58,7 +58,7 @@ def test_a_checkpoint_that_is_not_there_is_an_error_for_all(place, tmp_path):
 
 def test_others_that_do_not_come_are_an_error(place):
     with pytest.raises(JoinError, match="could not meet the others"):
-        meet(replace(place, worker=1, workers=2, local=1, hosts_store=True), Run(), timeout_s=0.5)
+        meet(replace(place, worker=1, workers=2, local=1, hosts_store=True), Run(meet_timeout_s=0.5))
 
 
 def test_own_address_can_be_given(monkeypatch):

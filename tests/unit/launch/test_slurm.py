@@ -62,6 +62,7 @@ def test_place(monkeypatch):
         hosts_store=False,
     )
     assert slurm.place(TASK | {"SLURM_PROCID": "0"}).hosts_store
+    assert slurm.place(TASK | {"SLURM_RESTART_COUNT": "2"}).attempt == 2
     assert slurm.place(TASK | {"SLURM_NNODES": "1"}).store_host == "127.0.0.1"
 
 

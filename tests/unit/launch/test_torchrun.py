@@ -39,7 +39,7 @@ os.write(1, f"worker {here.worker} {here.workers} {len(here.shards)} {model.weig
 
 
 def test_place():
-    assert torchrun.place(WORKER) == Place("job", 3, 4, 1, 1, 2, "first", 29500, False, "2")
+    assert torchrun.place(WORKER) == Place("job", 3, 4, 1, 1, 2, "first", 29500, False, 2)
 
 
 def test_the_first_worker_provides_a_store_where_torchrun_does_not():
