@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
+from ray.train.torch import TorchConfig
 
+from shoestring.integrations.ray import ShoestringBackend, ShoestringConfig
 from tests.unit.launch.processes import clean_environment, run_command
 from tests.unit.launch.ray.rays import LIMIT_S, processes_of, ray_nodes
 
@@ -63,6 +66,16 @@ with result.checkpoint.as_directory() as folder:
     print(pathlib.Path(folder, "found").read_text(), result.metrics["hash"])
 """
 )
+
+
+def test_its_fields_are_options_of_the_command():
+    """A user of `shoestring run` finds the same names here; resources and storage are Ray Train's to say."""
+    own = {field.name for field in fields(ShoestringConfig)} - {field.name for field in fields(TorchConfig)}
+    assert own >= {"codec", "policy", "checkpoint", "every", "resume"}
+    code, shown, err = run_command("run", "--help", COLUMNS="200")
+    assert code == 0, err
+    assert {f"--{name.replace('_', '-')}" for name in own} <= set(shown.split())
+    assert ShoestringConfig().backend_cls is ShoestringBackend
 
 
 @pytest.mark.slow
