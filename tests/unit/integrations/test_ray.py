@@ -79,6 +79,7 @@ def test_its_fields_are_options_of_the_command():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_trainer_ends_with_the_bits_of_the_local_launcher(tmp_path):
     script = tmp_path / "local.py"
     script.write_text(LOCAL)
