@@ -126,7 +126,7 @@ def test_ctrl_c_leaves_nothing():
     link = link_to_test()
     program = (
         "import signal, sys\n"
-        "from shoestring.bench import hosts\n"
+        "from shoestring.bench.link import hosts\n"
         "import psutil\n"
         # Ignored, where the tests themselves run in a shell's background.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
