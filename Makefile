@@ -16,11 +16,14 @@ KEPT := --no-index --find-links $(WHEELS)
 fetch = $(PIP) $(INSTALL) hatchling && $(PIP) download --quiet --constraint constraints.txt \
 	--no-build-isolation --dest $(WHEELS) hatchling '.[torch,triton,fleet,ray,bench,dev]'
 
+# As many test processes as cores; one that has nothing left takes tests from another.
+PYTEST = $(BIN)/pytest --numprocesses $(shell nproc) --dist worksteal
+
 PEERS := .venv-peers
 PEERS_PIP := PIP_CONSTRAINT=$(CURDIR)/constraints-peers.txt $(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint golden peers clean
+.PHONY: help demo quick test lint docs golden dist peers clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -28,8 +31,15 @@ help: ## List the targets
 demo: $(READY) ## Train over a slow link twice: uncompressed and with auto
 	$(BIN)/shoestring demo --folder demo
 
+quick: lint ## Run every check, and the tests of tests/quick.txt: some of every room
+	$(PYTEST) -m "not slow" @tests/quick.txt
+
 test: lint ## Run every check and every test
-	$(BIN)/pytest
+	$(PYTEST) -m "not alone"
+	$(BIN)/pytest -m alone
+
+docs: $(READY) ## Run the code blocks of every document
+	$(PYTEST) tests/docs
 
 lint: $(READY) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
@@ -39,6 +49,10 @@ lint: $(READY) ## Check style, types and the direction of imports
 
 golden: $(READY) ## Write tests/golden/public_api.txt anew, to be read in the diff
 	$(BIN)/python tests/unit/test_public_api.py
+
+dist: $(READY) ## Build the wheel and the source archive into dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
 
 peers: $(PEERS)/.ready ## Build .venv-peers: torchft and hivemind, for `python -m benchmarks.train`
 

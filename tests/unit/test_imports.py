@@ -40,7 +40,7 @@ def modules_of(*packages: str) -> list[str]:
     ]
 
 
-MODULES = modules_of("wire", "codec", "checkpoint", "server", "cli")
+MODULES = modules_of("checkpoint", "cli", "codec", "compiled", "model", "server", "wire")
 
 
 def test_there_are_modules_to_check():
@@ -52,9 +52,29 @@ def test_every_module_of_a_shard_and_the_command_line_imports_without_torch():
     run_python(BLOCK.format(blocked=("torch", "triton")) + imports)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_module_imports_alone(module):
-    run_python(f"import {module}")
+def test_every_module_can_be_the_first_that_is_imported():
+    """In a child for each module, which is forked before anything of this package was imported."""
+    # Imported once for all children: they are what takes long, and not what is tested.
+    libraries = "import numba, numpy, psutil, rich.console, safetensors, typer, zmq, zmq.auth\n"
+    found = run_python(
+        libraries
+        + f"""
+import os, sys, traceback
+
+for module in {MODULES!r}:
+    child = os.fork()
+    if child == 0:
+        try:
+            __import__(module)
+        except BaseException:
+            traceback.print_exc(file=sys.stdout)
+        sys.stdout.flush()
+        os._exit(0)
+    if os.waitpid(child, 0)[1] != 0:
+        print(module, "crashed")
+"""
+    )
+    assert found == "", found
 
 
 def test_every_codec_is_described_and_encodes_without_torch():

@@ -188,11 +188,11 @@ def _cpu(name: str, kind: str, cores: Sequence[int], share: float = 1.0) -> Devi
 
 
 def _core_range(text: str) -> list[int]:
-    first, dash, last = text.strip().partition("-")
-    cores = list(range(int(first), int(last) + 1)) if dash else [int(first)]
-    if not cores or len(cores) > _DEVICES:
+    head, dash, tail = text.strip().partition("-")
+    first, last = int(head), int(tail if dash else head)
+    if not first <= last < first + _DEVICES:  # checked before any core is listed
         raise ValueError
-    return cores
+    return list(range(first, last + 1))
 
 
 def _check_cores(devices: Sequence[Device]) -> None:

@@ -97,6 +97,7 @@ def test_what_is_no_setting_of_its_own_is_refused(given, message):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_trainer_ends_with_the_bits_of_the_local_launcher(tmp_path):
     script = tmp_path / "local.py"
     script.write_text(LOCAL)

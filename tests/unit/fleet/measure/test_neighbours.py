@@ -19,7 +19,7 @@ LIMIT_S = 240.0
 
 # Steps without work: what the timed one and its neighbour do instead is the test's.
 TRAIN = """
-import itertools, os, signal, sys
+import itertools, os, signal, sys, time
 from pathlib import Path
 
 import psutil
@@ -40,14 +40,14 @@ def has_begun(folder):
 def wait_for_a_step():
     before = (beside / "steps").stat().st_size
     while (beside / "steps").stat().st_size == before:
-        os.sched_yield()
+        time.sleep(0.01)
 
 
 def wait_for_its_end():
     try:
         process = psutil.Process(int((beside / "pid").read_text()))
         while process.status() != psutil.STATUS_ZOMBIE:
-            os.sched_yield()
+            time.sleep(0.01)
     except psutil.NoSuchProcess:
         pass
 
@@ -59,7 +59,7 @@ for step in itertools.count():
     if not is_timed and how == "hangs":
         signal.pause()
     while not is_timed and how == "trains" and not has_begun(folder.parent):  # the later of the two
-        os.sched_yield()
+        time.sleep(0.01)
     trial.step_begins(step)
     steps.write(b".")
     if is_timed and how == "fails" and step == 2:
@@ -70,7 +70,7 @@ for step in itertools.count():
     if is_timed and how == "dies at 3" and step == 4:
         wait_for_its_end()
     while is_timed and how == "hangs" and not (beside / "steps").exists():
-        os.sched_yield()
+        time.sleep(0.01)
 """
 
 
@@ -96,7 +96,7 @@ class InterruptedEngine(LocalEngine):
         deadline = time.monotonic() + LIMIT_S
         while not sign.exists():
             assert time.monotonic() < deadline
-            os.sched_yield()
+            time.sleep(0.01)
         raise KeyboardInterrupt
 
 

@@ -82,6 +82,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path, given, message):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_cluster_without_a_token_is_open_and_one_with_it_is_not(tmp_path):
     with ray_nodes({}) as open_one:
         assert probe(open_one.address) == "open"
@@ -106,6 +107,7 @@ def test_a_cluster_without_a_token_is_open_and_one_with_it_is_not(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_cluster_of_its_own_is_gone_afterwards(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import os; print(os.environ['RAY_AUTH_MODE'], os.environ['SHOESTRING_WORKER'])")

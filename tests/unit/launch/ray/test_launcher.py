@@ -93,6 +93,7 @@ def run_on(nodes: RayNodes, *args) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_three_nodes_end_with_the_bits_of_one_machine(cluster, script, tmp_path, whole):
     command = training(cluster, tmp_path, "--json")
     code, out, err = run_on(cluster, *command)
@@ -107,6 +108,7 @@ def test_three_nodes_end_with_the_bits_of_one_machine(cluster, script, tmp_path,
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_killed_worker_is_started_again_and_joins(cluster, script, tmp_path):
     checkpoints = ("--checkpoint", tmp_path / "checkpoints", "--every", str(EVERY))
     command = training(cluster, tmp_path, "--shards", "1", *checkpoints, workers=2, paused=1)
@@ -132,6 +134,7 @@ def next_pause(run: Command) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_driver_that_ends_leaves_its_cluster_and_nothing_else(cluster, tmp_path, number, code):
     script = tmp_path / "train.py"
@@ -163,6 +166,7 @@ def test_a_driver_that_ends_leaves_its_cluster_and_nothing_else(cluster, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_folder_and_a_variable_go_along_and_the_exit_code_comes_back(cluster, tmp_path):
     code = tmp_path / "code"
     code.mkdir()
@@ -181,6 +185,7 @@ def test_a_folder_and_a_variable_go_along_and_the_exit_code_comes_back(cluster, 
 
 # The last of this file, as it takes a node away.
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_lost_node_costs_no_bit_and_a_new_one_is_used(cluster, script, tmp_path, whole):
     checkpoints = ("--checkpoint", tmp_path / "checkpoints", "--every", str(EVERY))
     command = training(cluster, tmp_path, *checkpoints, paused=0)
