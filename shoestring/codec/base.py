@@ -60,7 +60,7 @@ class Layout:
             starts.append(starts[-1] + size)
         return tuple(starts)
 
-    @property
+    @cached_property
     def total(self) -> int:
         return self.offsets[-1]
 

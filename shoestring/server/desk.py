@@ -12,6 +12,7 @@ What is kept is bounded: of each worker the pushes of `AHEAD` rounds, and of pas
 no more bytes than the part itself has, or `AHEAD` of them.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,6 @@ from numpy.typing import NDArray
 
 from shoestring.codec.base import Vector
 from shoestring.codec.registry import LOSSLESS, codec_of
-from shoestring.compiled.scratch import room
 from shoestring.errors import ShoestringError, WireError
 from shoestring.model.parts import unpack_used
 from shoestring.model.statistics import unpack
@@ -32,6 +32,7 @@ from shoestring.server.members import Members
 from shoestring.wire.messages import WHOLE_ROUND, Decisions, Push
 
 AHEAD = 2  # rounds a worker may push before the part has finished them
+_SPARES = 8  # sums whose memory is kept
 LOG_LIMIT = 256  # past replies, however small
 
 
@@ -97,13 +98,12 @@ class Work:
                 slot=self.desk.free_slot() if self.is_whole else -1,
             )
         )
+        self.desk.take_back(self.total)
         self.total = None
 
     def _sum(self) -> Vector:
-        layout = self.desk.holding.part.layout
-        # A sum that waits for its scale needs memory of its own.
-        size = layout.total
-        total: Vector = np.empty(size, np.float32) if self.clip else room("total", size, np.float32)[:size]
+        part = self.desk.holding.part
+        total = self.desk.lend(part.size)
         for place, item in enumerate(self.contributions):
             weight = item.push.weight
             if item.push.codec == LOSSLESS:  # the values themselves
@@ -114,7 +114,7 @@ class Work:
                     total += values if weight == 1.0 else np.float32(weight) * values
                 continue
             try:
-                codec_of(item.push.codec).decode(item.payload, layout, total, weight if place else None)
+                codec_of(item.push.codec).decode(item.payload, part.layout, total, weight if place else None)
             except ShoestringError:
                 self.culprit = item.worker
                 raise
@@ -168,6 +168,7 @@ class Desk:
     clip: bool = False
     round: int = 0  # the last that all who take part have finished
     work: Work | None = None  # being computed, or waiting for its scale
+    spares: list[Vector] = field(default_factory=list)  # memory for sums, shared with the shard's other parts
     _open: dict[int, dict[int, Contribution]] = field(default_factory=dict)  # whole rounds
     _queue: deque[Contribution] = field(default_factory=deque)  # pushes that wait for nobody
     _held: list[Contribution] = field(default_factory=list)  # applied, the answer waits for slower workers
@@ -185,6 +186,19 @@ class Desk:
         """A slot of shared memory that no reply still needs; -1 where there is none. Any thread may ask."""
         taken = {entry.slot for entry in list(self._log)}
         return next((slot for slot in range(len(self.holding.slots)) if slot not in taken), -1)
+
+    def lend(self, size: int) -> Vector:
+        """Memory for a sum of so many values, contents undefined. Any thread may ask."""
+        with contextlib.suppress(IndexError):
+            spare = self.spares.pop()
+            if spare.size >= size:
+                return spare[:size]
+        return np.empty(size, np.float32)
+
+    def take_back(self, memory: Vector) -> None:
+        """Keep memory for the next sum, which then does not wait for fresh pages."""
+        if len(self.spares) < _SPARES:
+            self.spares.append(memory if memory.base is None else memory.base)
 
     @property
     def busy(self) -> bool:

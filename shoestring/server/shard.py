@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shoestring.checkpoint.records import Records
+from shoestring.codec.base import Vector
 from shoestring.errors import JoinError, ShoestringError, StaleWorkerError, WireError
 from shoestring.model.layers import CHANNEL_LIMIT
 from shoestring.model.parts import assign, layers_of
@@ -59,6 +60,7 @@ class Shard:
         self._clipped: dict[int, dict[int, Work]] = {}  # by round, by part: sums that wait for a scale
         self._scaled: list[Work] = []
         self._stirred: set[int] = set()  # parts that may have work
+        self._spares: list[Vector] = []  # memory for sums, used again
         self._records = Records(waits_for_workers=self.index == 0)
         self._failure: ShoestringError | None = None
 
@@ -199,7 +201,7 @@ class Shard:
             if restored is not None:
                 self.is_filled.add(part.index)
             done, ledger = restored or (0, PushLedger())
-            desks[part.index] = Desk(holding, ledger, table.clip_norm > 0, done)
+            desks[part.index] = Desk(holding, ledger, table.clip_norm > 0, done, spares=self._spares)
         return desks
 
     def _begun(self) -> int:
