@@ -9,7 +9,7 @@ import numpy as np
 from shoestring.codec.base import Layout
 from shoestring.codec.registry import make
 from shoestring.compiled import crew
-from shoestring.compiled.jit import compiled_once
+from shoestring.compiled.store import compiled_once
 
 _SHAPES = [(64, 64), (16, 8, 3, 3), (8, 8, 5, 5), (300,), (5,)]
 
@@ -19,7 +19,7 @@ def warm_up_dct(threads: int = 1) -> None:
     layout = Layout.of(_SHAPES)
     values = np.random.default_rng(0).standard_normal(layout.total, np.float32)
     kept = np.empty_like(values)
-    with compiled_once("dct"):
+    with compiled_once():
         for form in ("always", "never"):
             codec = make(f"dct:transform={form}", threads=threads)
             payload = codec.encode(values, layout, kept)

@@ -1,12 +1,4 @@
-"""How kernels are compiled: without the GIL, and kept on disk under the digest of their source.
-
-Numba notices a change in the file of a kernel, but not in a file that the kernel calls
-into, and a stale kernel would decode other bits. So compiled code is kept in a folder
-named after all of this package's sources and where they lie.
-
-Compiling takes the better part of a minute. Processes that start together on a machine that has
-nothing compiled yet do it one after the other (`compiled_once`): the first compiles, the others
-load what it wrote.
+"""How kernels are compiled: without the GIL, and kept on disk (`store.py`).
 
 `encode_jit` may fuse multiply and add, as encoders are free to round. `decode_jit` may
 not: what a decoder computes is defined to the bit. `sum_jit` may reorder sums too.
@@ -17,84 +9,22 @@ speed of one. So kernels that several threads run make no arrays; those that do 
 `making_jit` and `making_sum_jit`.
 """
 
-import contextlib
-import fcntl
-import hashlib
-import os
-import threading
-import time
 import types
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import IO, Any
+from collections.abc import Callable
+from typing import Any
 
-import llvmlite.binding as llvm
 import numba
-from numba.core import config
+
+from shoestring.compiled.store import StoredKernel
 
 Kernel = Callable[..., Any]
-
-_config: Any = config
-
-_PATIENCE_S, _LOOK_S = 300.0, 0.2  # for another process that compiles
-
-_lock = threading.Lock()
-
-
-def _find_folder() -> str:
-    own = Path(__file__).parents[1]
-    digest = hashlib.sha256(str(own).encode())
-    for source in sorted([*own.glob("compiled/*.py"), *own.glob("codec/dct/**/*.py")]):
-        digest.update(source.read_bytes())
-    root = _config.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return str(Path(root) / "shoestring" / "kernels" / digest.hexdigest()[:16])
-
-
-_FOLDER = _find_folder()
 
 
 def _compile(function: Kernel, fastmath: set[str] | bool, makes_arrays: bool = False) -> Kernel:
     options: dict[str, Any] = {"_nrt": makes_arrays}
-    decorate = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=fastmath, **options)
-    with _lock:  # Numba reads the folder from its configuration while it decorates
-        before, _config.CACHE_DIR = _config.CACHE_DIR, _FOLDER
-        try:
-            kernel: Kernel = decorate(function)
-        finally:
-            _config.CACHE_DIR = before
-    return kernel
-
-
-@contextlib.contextmanager
-def compiled_once(what: str) -> Iterator[None]:
-    """Run the kernels of `what` inside: alone among processes, until they have been compiled once.
-
-    Where the folder cannot be written, or the first takes too long, each process compiles for itself.
-    """
-    machine = f"{llvm.get_host_cpu_name()}-{numba.__version__}"
-    done = Path(_FOLDER) / f"{what}-{machine}.compiled"
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):
-            if not done.exists():
-                done.parent.mkdir(parents=True, exist_ok=True)
-                lock = held.enter_context(done.with_suffix(".lock").open("w"))
-                _wait_for(lock, done)
-                if done.exists():
-                    lock.close()  # the others need not wait while this one loads
-        yield
-        with contextlib.suppress(OSError):
-            done.touch()
-
-
-def _wait_for(lock: IO[str], done: Path) -> None:
-    """Take the lock; do without if what it guards is done, or after a while."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while not done.exists() and time.monotonic() < deadline:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, or this process ends
-            return
-        except BlockingIOError:
-            time.sleep(_LOOK_S)  # there is no waiting for a lock with a limit
+    kernel: Any = numba.njit(nogil=True, error_model="numpy", fastmath=fastmath, **options)(function)
+    kernel._cache = StoredKernel(kernel)
+    return kernel  # type: ignore[no-any-return]
 
 
 def specialise(

@@ -3,7 +3,7 @@
 import numpy as np
 
 from shoestring.codec.warmup import warm_up_dct
-from shoestring.compiled.jit import compiled_once
+from shoestring.compiled.store import compiled_once
 from shoestring.model.rules import Rule
 from shoestring.model.statistics import warm_up_history
 from shoestring.server import rules
@@ -19,7 +19,7 @@ _RULES = (
 def warm_up(threads: int = 1) -> None:
     """Run every kernel once: the rules on nothing, the default codec on a few blocks."""
     nothing = np.empty(0, np.float32)
-    with compiled_once("rules"):
+    with compiled_once():
         for rule, hyper in _RULES:
             for change in (rules.apply, rules.update):
                 change(rule, hyper, nothing, nothing, dict.fromkeys(rule.state_names, nothing), 1)
