@@ -41,7 +41,8 @@ class _Key:
     def add(self, value: Any, attributes: frozenset[str] = frozenset()) -> None:
         """Add a value; of a module only `attributes`."""
         if isinstance(value, Dispatcher):
-            self._write("kernel", *(f"{name}={_text(option)}" for name, option in value.targetoptions.items()))
+            options = [f"{name}={_text(option)}" for name, option in value.targetoptions.items()]
+            self._write("kernel", *sorted(options))
             self._add_function(value.py_func)
         elif isinstance(value, _Intrinsic):
             self._write("intrinsic")
@@ -95,7 +96,8 @@ def _read(code: types.CodeType) -> tuple[str, frozenset[str], frozenset[str]]:
     arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     words = [repr((arguments, code.co_kwonlyargcount, code.co_flags & _SIGNATURE_FLAGS))]
     words.append(repr(code.co_exceptiontable))
-    names, attributes = set(), set()
+    names: set[str] = set()
+    attributes: set[str] = set()
     for step in dis.get_instructions(code):
         value = step.argval
         if isinstance(value, types.CodeType):

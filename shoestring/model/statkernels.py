@@ -2,9 +2,6 @@
 
 What they compute is defined to the bit: float64 at every step, in the order written here, no
 multiply fused with an add. `widths` are the channels of each layer.
-
-No kernel may call into another file: compiled code is kept on disk, and Numba notices
-changes in this one alone.
 """
 
 import math

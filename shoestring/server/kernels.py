@@ -6,9 +6,6 @@ whose order is fixed). So shards of any kind and number get the same parameters.
 
 Each rule is one template, compiled twice: `update_*` writes what is to be added over the
 gradient, `apply_*` adds it. Both come from the same lines and cannot disagree.
-
-No kernel may call into another file: compiled code is kept on disk, and Numba notices
-changes in this one alone.
 """
 
 import math

@@ -2,9 +2,6 @@
 
 The formulas are those of `normalise.join` and what follows from them, written for one channel
 at a time; a test holds one to the other. Sums and statistics are float64.
-
-No kernel may call into another file: compiled code is kept on disk, and Numba notices
-changes in this one alone.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The loops of `statistics.py`, compiled, as those of the shards are (`server/statkernels.py`).
 
-`widths` are the channels of each layer. No kernel may call into another file.
+`widths` are the channels of each layer.
 """
 
 import math
