@@ -10,6 +10,7 @@ from shoestring.codec.dct import format as fmt
 from shoestring.codec.dct.gpu import GpuDct, entropy, lists
 from shoestring.codec.dct.gpu import codec as gpu_codec
 from shoestring.errors import CodecError, NonFiniteError, StreamError
+from tests.unit.codec.cases import for_each
 from tests.unit.codec.dct.streams import headers_of, write
 
 LAYOUT = Layout.of([(2, 4, 3, 3), (10,), (0,), (9, 17), (70,)])
@@ -40,7 +41,7 @@ def decode_both(payload: np.ndarray, layout: Layout, weight: float | None) -> li
     return results
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@for_each("options", OPTIONS.values())
 def test_what_the_gpu_sends_and_keeps_is_what_came_in(options):
     values = gradient(LAYOUT)
     kept = torch.full((LAYOUT.total,), torch.nan)
@@ -53,16 +54,16 @@ def test_what_the_gpu_sends_and_keeps_is_what_came_in(options):
     assert payload.size == pytest.approx(Dct(**options).encode(values, LAYOUT).size, abs=24)
 
 
-@pytest.mark.parametrize("weight", [None, -0.3])
-@pytest.mark.parametrize("options", ["default", "always"])
+@for_each("weight", [None, -0.3])
+@for_each("options", ["default", "always"])
 def test_streams_of_the_cpu_decode_to_the_same_bits(options, weight):
     payload = Dct(**OPTIONS[options]).encode(gradient(LAYOUT, 1), LAYOUT)
     want, got = decode_both(payload, LAYOUT, weight)
     assert want.tobytes() == got.tobytes()
 
 
-@pytest.mark.parametrize("largest", [3, 127, 32767])
-@pytest.mark.parametrize("n", [3, 8])
+@for_each("largest", [3, 127, 32767])
+@for_each("n", [3, 8])
 def test_codes_that_no_encoder_writes_decode_and_wrap_alike(n, largest):
     layout = Layout.of([(2 * n * n + 1,)])
     codes = np.random.default_rng(n).integers(-largest, largest + 1, layout.total)
@@ -71,7 +72,7 @@ def test_codes_that_no_encoder_writes_decode_and_wrap_alike(n, largest):
     assert want.tobytes() == got.tobytes()
 
 
-@pytest.mark.parametrize("chunk_log2", [18, 20])
+@for_each("chunk_log2", [18, 20])
 def test_chunks_of_several_tiles_decode_to_the_same_bits(chunk_log2):
     """With gaps that are longer than one may be, and levels that stand for zeros among codes."""
     layout = Layout.of([(40,), (3 * fmt.TILE_VALUES + 5,)])

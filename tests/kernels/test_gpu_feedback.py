@@ -9,6 +9,7 @@ from shoestring.codec.dct import Dct
 from shoestring.codec.dct.gpu import GpuDct, GpuFeedback
 from shoestring.codec.feedback import Feedback
 from shoestring.errors import NonFiniteError
+from tests.unit.codec.cases import for_each
 
 LAYOUT = Layout.of([(2, 4, 3, 3), (10,), (9, 17)])
 CPU = torch.device("cpu")
@@ -28,7 +29,7 @@ def decode(payload: np.ndarray) -> np.ndarray:
     return values
 
 
-@pytest.mark.parametrize("transform", ["always", "never"])
+@for_each("transform", ["always", "never"])
 def test_what_is_sent_and_what_is_kept_are_the_bits_of_the_cpu(transform):
     options = {"small": 16, "step": 2.0, "transform": transform}
     here, there = Feedback(Dct(**options), LAYOUT), GpuFeedback(LAYOUT, CPU)

@@ -8,14 +8,11 @@ from shoestring.codec.base import Codec, Layout
 from shoestring.codec.feedback import Feedback
 from shoestring.codec.plain.base import PlainCodec
 from shoestring.errors import CodecError, NonFiniteError
+from tests.unit.codec.cases import BUCKETS, for_each
 
 LAYOUT = Layout.of([(24, 16), (0,), (70,), (), (3, 3, 9)])
 STEPS = 12
-
-
-@pytest.fixture(params=registry.names())
-def codec(request: pytest.FixtureRequest) -> Codec:
-    return registry.make(request.param)
+CODECS = [registry.make(name) for name in registry.names()]
 
 
 def gradients(steps: int, seed: int = 0, layout: Layout = LAYOUT) -> list[np.ndarray]:
@@ -32,6 +29,7 @@ def decode(codec: Codec, payload: np.ndarray, layout: Layout = LAYOUT) -> np.nda
     return out
 
 
+@for_each("codec", CODECS)
 def test_sent_plus_kept_has_no_rounding(codec, same_bits):
     feedback = Feedback(codec, LAYOUT)
     for gradient in gradients(STEPS):
@@ -43,6 +41,8 @@ def test_sent_plus_kept_has_no_rounding(codec, same_bits):
             same_bits(sent + feedback.kept, came_in)
 
 
+@for_each("bucket", BUCKETS)
+@for_each("codec", CODECS)
 def test_sent_plus_kept_on_hard_values(codec, bucket, same_bits):
     feedback = Feedback(codec, bucket.layout)
     for gradient in (bucket.values, bucket.values / np.float32(-3), np.zeros_like(bucket.values)):
@@ -54,7 +54,7 @@ def test_sent_plus_kept_on_hard_values(codec, bucket, same_bits):
             same_bits(sent + feedback.kept, came_in)
 
 
-@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int8", "topk:ratio=0.1"])
+@for_each("name", ["float32", "float16", "bfloat16", "int8", "topk:ratio=0.1"])
 def test_all_that_went_in_comes_out(name):
     """Integers below 2**24 add up without rounding, so the account over all steps is exact."""
     codec, rng = registry.make(name), np.random.default_rng(7)
@@ -67,8 +67,9 @@ def test_all_that_went_in_comes_out(name):
     np.testing.assert_array_equal(came_out + feedback.kept, went_in)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, 383, 384, 453, 454, 455, LAYOUT.total - 1])
+@for_each("codec", CODECS)
+@for_each("bad", [np.nan, np.inf, -np.inf])
+@for_each("place", [0, 383, 384, 453, 454, 455, LAYOUT.total - 1])
 def test_non_finite_leaves_kept_as_it_was(codec, bad, place, same_bits):
     feedback = Feedback(codec, LAYOUT)
     first, second, third = gradients(3, seed=place)
@@ -109,16 +110,15 @@ def test_failure_after_writing_kept_leaves_kept_as_it_was(same_bits, monkeypatch
     same_bits(feedback.kept, before)
 
 
-@pytest.mark.parametrize(
-    "gradient",
-    [np.zeros(1, np.float32), np.zeros(LAYOUT.total), np.zeros((1, LAYOUT.total), np.float32)],
-    ids=["size", "dtype", "shape"],
+@for_each(
+    "gradient", [np.zeros(1, np.float32), np.zeros(LAYOUT.total), np.zeros((1, LAYOUT.total), np.float32)]
 )
 def test_gradient_that_does_not_fit_is_refused(gradient):
     with pytest.raises(CodecError, match="`gradient`"):
         Feedback(registry.make("int8"), LAYOUT).encode(gradient)
 
 
+@for_each("codec", CODECS)
 def test_kept_is_read_only_and_a_snapshot(codec, same_bits):
     feedback = Feedback(codec, LAYOUT)
     first, second = gradients(2)
@@ -131,6 +131,7 @@ def test_kept_is_read_only_and_a_snapshot(codec, same_bits):
         view[0] = 1.0
 
 
+@for_each("codec", CODECS)
 def test_reset_forgets_what_was_kept(codec):
     feedback, fresh = Feedback(codec, LAYOUT), Feedback(codec, LAYOUT)
     first, second = gradients(2)
@@ -140,6 +141,7 @@ def test_reset_forgets_what_was_kept(codec):
     assert feedback.encode(second).tobytes() == fresh.encode(second).tobytes()
 
 
+@for_each("codec", CODECS)
 def test_restored_feedback_continues_bit_for_bit(codec, same_bits):
     feedback, restored = Feedback(codec, LAYOUT), Feedback(codec, LAYOUT)
     steps = gradients(STEPS)
@@ -153,7 +155,7 @@ def test_restored_feedback_continues_bit_for_bit(codec, same_bits):
         same_bits(feedback.kept, restored.kept)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("state", "error", "message"),
     [
         ({}, CodecError, "expected `kept`"),
@@ -163,7 +165,6 @@ def test_restored_feedback_continues_bit_for_bit(codec, same_bits):
         ({"kept": np.zeros((1, LAYOUT.total), np.float32)}, CodecError, "shape"),
         ({"kept": np.full(LAYOUT.total, np.nan, np.float32)}, NonFiniteError, "NaN or infinity"),
     ],
-    ids=["missing", "extra", "size", "dtype", "shape", "finite"],
 )
 def test_state_that_does_not_fit_changes_nothing(state, error, message, same_bits):
     feedback = Feedback(registry.make("int8"), LAYOUT)
@@ -174,7 +175,7 @@ def test_state_that_does_not_fit_changes_nothing(state, error, message, same_bit
     same_bits(feedback.kept, before)
 
 
-@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+@for_each("scale", [1e-4, 1.0, 1e4])
 def test_what_is_lent_and_what_stays_kept_are_all_that_was_kept(scale):
     source = np.random.default_rng(3)
     values = source.normal(size=64).astype(np.float32)

@@ -16,6 +16,7 @@ from shoestring.codec.plain.float32 import Float32
 from shoestring.codec.plain.int8 import Int8
 from shoestring.codec.plain.topk import TopK
 from shoestring.errors import CodecError, UnknownCodecError, UsageError
+from tests.unit.codec.cases import for_each
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def offer(monkeypatch):
     return install
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "want"),
     [
         ("dct", ("dct", {})),
@@ -69,9 +70,7 @@ def test_parse(text, want):
     assert registry.parse(text) == want
 
 
-@pytest.mark.parametrize(
-    "text", ["", ":", ":a=1", "dct:", "dct:block", "dct:=1", "dct:a=", "dct:a=1,", "dct:a=1,a=2"]
-)
+@for_each("text", ["", ":", ":a=1", "dct:", "dct:block", "dct:=1", "dct:a=", "dct:a=1,", "dct:a=1,a=2"])
 def test_malformed_text_is_refused(text):
     with pytest.raises(UsageError, match="codec `") as caught:
         registry.parse(text)
@@ -82,7 +81,7 @@ def test_built_in_names():
     assert registry.names()[:6] == ["dct", "float32", "float16", "bfloat16", "int8", "topk"]
 
 
-@pytest.mark.parametrize("name", registry.names())
+@for_each("name", registry.names())
 def test_every_codec_is_made_by_its_name(name):
     codec = registry.make(name)
     assert (codec.name, codec.spec) == (name, name)
@@ -115,7 +114,7 @@ def test_threads_must_be_positive():
         registry.make("int8", threads=0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "error", "hint"),
     [
         ("flot16", UnknownCodecError, "did you mean `float16`? the codecs are dct, float32"),
@@ -138,7 +137,7 @@ def test_wrong_names_and_values_are_refused_with_a_hint(text, error, hint):
     assert isinstance(caught.value, UnknownCodecError) == (error is UnknownCodecError)
 
 
-@pytest.mark.parametrize("value", [1.5, "16", None])
+@for_each("value", [1.5, "16", None])
 def test_python_values_of_another_type_are_refused(value):
     with pytest.raises(UsageError, match=r"`block` of codec `int8` is .*, expected int"):
         Int8(block=value)
@@ -151,7 +150,7 @@ def test_every_kind_of_option_is_read():
     assert read_options("other", AllKinds, {"limit": "none"}) == {"limit": None}
 
 
-@pytest.mark.parametrize("texts", [{"exact": "yes"}, {"exact": "True"}, {"limit": "None"}, {"count": "-1"}])
+@for_each("texts", [{"exact": "yes"}, {"exact": "True"}, {"limit": "None"}, {"count": "-1"}])
 def test_values_no_field_takes_are_refused(texts):
     with pytest.raises(UsageError, match="other"):
         read_options("other", AllKinds, texts)
@@ -178,7 +177,7 @@ def test_spec_is_canonical():
     assert Other(limit=1, exact=True, count=3, ratio=2).spec == "other:ratio=2.0,exact=true,limit=1.0"
 
 
-@pytest.mark.parametrize("mode", ["a,b", " a", ""])
+@for_each("mode", ["a,b", " a", ""])
 def test_text_that_spec_cannot_hold_is_refused(mode):
     with pytest.raises(UsageError, match="cannot be written"):
         _ = Other(mode=mode).spec
@@ -197,7 +196,7 @@ def test_built_in_name_cannot_be_replaced(offer):
     assert type(registry.make("int8")) is Int8
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("pairs", "message"),
     [
         ([("other", "another_package:Other"), ("other", "second:Other")], "more than once"),

@@ -22,6 +22,7 @@ from shoestring.codec.dct.codec import Dct
 from shoestring.codec.dct.options import Options
 from shoestring.codec.dct.steps import MANTISSA, MAX_STEPS, ROUNDING, of_headers, steps_of_decoder
 from shoestring.codec.rate import MARGINAL_GAIN
+from tests.unit.codec.cases import for_each
 from tests.unit.codec.dct.streams import decode
 
 LAYOUT = Layout.of([(64, 3, 3, 3), (10,), (0,), (90, 170), (70,), (300,), (512,), (4, 64), (17, 17)])
@@ -99,7 +100,7 @@ def fields(headers: np.ndarray) -> list[tuple[int, int, int]]:
     return [(int(h["kind"]), int(h["mantissa"]), int(h["exponent"])) for h in headers]
 
 
-@pytest.mark.parametrize("options", [Options(**chosen) for chosen in OPTIONS], ids=str)
+@for_each("options", [Options(**chosen) for chosen in OPTIONS])
 def test_headers_are_what_the_rules_say(options):
     question = ask(LAYOUT, options)
     rng = np.random.default_rng(3)
@@ -153,8 +154,8 @@ def test_a_budget_between_measured_steps_is_met():
     assert not question.step_for_budget(energy, largest, -1.0, STEPS, costs)[1]
 
 
-@pytest.mark.parametrize("bits", [1.5, 2.0, 4.0, 8.0])
-@pytest.mark.parametrize("magnitude", [1.0, 0.375, 2.0**-30])
+@for_each("bits", [1.5, 2.0, 4.0, 8.0])
+@for_each("magnitude", [1.0, 0.375, 2.0**-30])
 def test_values_of_one_magnitude_take_a_bit_each(bits, magnitude):
     """Their step is the magnitude: finer ones would say nothing more."""
     layout = Layout.of([(100_000,)])
@@ -179,7 +180,7 @@ def test_a_magnitude_that_no_step_fits_is_told_as_finely_as_was_asked():
     assert 8 * sizes[0] / layout.total < FLAT_BITS + 0.02
 
 
-@pytest.mark.parametrize("backend", ["numba", "numpy"])
+@for_each("backend", ["numba", "numpy"])
 def test_a_tensor_without_codes_is_a_header(backend):
     layout = Layout.of([(70_000,), (300,)])
     values = np.ones(layout.total, np.float32)

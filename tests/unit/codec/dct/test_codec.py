@@ -9,6 +9,7 @@ from shoestring.codec.dct import stream
 from shoestring.codec.dct.codec import Dct
 from shoestring.codec.dct.steps import MAGIC
 from shoestring.errors import NonFiniteError, UsageError
+from tests.unit.codec.cases import BUCKETS, for_each
 from tests.unit.codec.dct.streams import BACKENDS, decode, encode_with, headers_of, read, steps_of
 
 LAYOUT = Layout.of(
@@ -45,8 +46,8 @@ def values_of(kind: str, layout: Layout = LAYOUT) -> Vector:
     return INPUTS[kind](layout.total, np.random.default_rng(17)).astype(np.float32)
 
 
-@pytest.mark.parametrize("kind", INPUTS)
-@pytest.mark.parametrize("name", OPTIONS)
+@for_each("kind", INPUTS)
+@for_each("name", OPTIONS)
 def test_backends_decode_each_other_alike(name, kind, same_bits):
     values = values_of(kind)
     before = np.where(values > 0, values, np.float32(-0.0))  # zeros with a sign show what was added to
@@ -58,21 +59,22 @@ def test_backends_decode_each_other_alike(name, kind, same_bits):
             same_bits(*(decode(other, payload, LAYOUT, before, weight) for other in BACKENDS))
 
 
-@pytest.mark.parametrize("kind", INPUTS)
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("kind", INPUTS)
+@for_each("name", OPTIONS)
+@for_each("backend", BACKENDS)
 def test_sent_plus_kept_is_what_came_in(backend, name, kind):
     """Exactly so on the grid that values are rounded to; within half of it of what came in."""
     check_account(backend, values_of(kind), LAYOUT, OPTIONS[name])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("bucket", BUCKETS)
+@for_each("backend", BACKENDS)
 def test_sent_plus_kept_on_hard_values(backend, bucket):
     check_account(backend, bucket.values, bucket.layout, {"small": 0})
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("n", [16, 32])
+@for_each("backend", BACKENDS)
+@for_each("n", [16, 32])
 def test_coefficients_that_are_cut_are_kept(backend, n):
     """Blocks with the largest magnitude throughout, among zeros: 2048 steps a value, 2048 n a coefficient."""
     i, j = np.mgrid[:n, :n]
@@ -104,7 +106,7 @@ def check_account(backend: str, values: Vector, layout: Layout, options: dict) -
     assert (grid <= step / 1024).all()
 
 
-@pytest.mark.parametrize("kind", INPUTS)
+@for_each("kind", INPUTS)
 def test_untransformed_streams_are_equal_on_all_backends(kind, same_bits):
     values = values_of(kind)
     kept = [np.full_like(values, np.nan) for _ in BACKENDS]
@@ -118,8 +120,8 @@ def test_untransformed_streams_are_equal_on_all_backends(kind, same_bits):
     same_bits(kept[0], kept[1])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("weight", [1.0, 0.5, -1.0, 1 / 3, 0.0, 1e-40])
+@for_each("backend", BACKENDS)
+@for_each("weight", [1.0, 0.5, -1.0, 1 / 3, 0.0, 1e-40])
 def test_decode_adds_weight_times_what_it_sets(backend, weight, same_bits):
     payload = Dct(backend=backend).encode(values_of("gaussian"), LAYOUT)
     before = values_of("laplace")
@@ -127,7 +129,7 @@ def test_decode_adds_weight_times_what_it_sets(backend, weight, same_bits):
     same_bits(decode(backend, payload, LAYOUT, before, weight), want)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("shape", "block"),
     [
         ((40, 3, 3, 3), 3),
@@ -142,7 +144,7 @@ def test_decode_adds_weight_times_what_it_sets(backend, weight, same_bits):
         ((500,), 8),
     ],
 )
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_convolutions_are_cut_into_their_kernels(backend, shape, block):
     layout = Layout.of([shape])
     codec = Dct(backend=backend, transform="always", small=0)
@@ -151,7 +153,7 @@ def test_convolutions_are_cut_into_their_kernels(backend, shape, block):
     assert fmt.block_of_kind(kind) == block
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_transform_is_used_where_it_saves_bits(backend):
     layout = Layout.of([(64, 64), (64, 64)])
     rng = np.random.default_rng(3)
@@ -161,7 +163,7 @@ def test_transform_is_used_where_it_saves_bits(backend):
     assert [fmt.block_of_kind(kind) for kind in headers["kind"].tolist()] == [8, 1]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_rest_values_are_coded_with_the_same_step(backend):
     layout = Layout.of([(64 * 5 + 7,)])
     values = values_of("gaussian", layout)
@@ -176,8 +178,8 @@ def test_rest_values_are_coded_with_the_same_step(backend):
     np.testing.assert_array_equal(decode(backend, payload, layout)[-7:], codes * step)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("options", [{}, {"small": 0}, {"small_as": "float32"}])
+@for_each("backend", BACKENDS)
+@for_each("options", [{}, {"small": 0}, {"small_as": "float32"}])
 def test_zeros_cost_a_header_each(backend, options):
     values, kept = np.zeros(LAYOUT.total, np.float32), np.full(LAYOUT.total, np.nan, np.float32)
     payload = Dct(backend=backend, **options).encode(values, LAYOUT, kept)
@@ -186,8 +188,8 @@ def test_zeros_cost_a_header_each(backend, options):
     assert not decode(backend, payload, LAYOUT).any()
 
 
-@pytest.mark.parametrize("shapes", [[], [(0,)], [(0, 3), (2, 0)]])
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("shapes", [[], [(0,)], [(0, 3), (2, 0)]])
+@for_each("backend", BACKENDS)
 def test_nothing_at_all_comes_through(backend, shapes):
     layout = Layout.of(shapes)
     nothing = np.empty(0, np.float32)
@@ -196,7 +198,7 @@ def test_nothing_at_all_comes_through(backend, shapes):
     assert decode(backend, payload, layout).size == 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_tensors_too_small_to_send_are_kept(backend, same_bits):
     layout = Layout.of([(400,), (3,)])
     values = (values_of("gaussian", layout) * 2.0**-90).astype(np.float32)
@@ -206,7 +208,7 @@ def test_tensors_too_small_to_send_are_kept(backend, same_bits):
     same_bits(kept, values)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_tensors_too_large_to_quantise_are_sent_whole(backend, same_bits):
     layout = Layout.of([(400,), (3,)])
     values = (np.clip(values_of("gaussian", layout), -3, 3) * 2.0**126).astype(np.float32)
@@ -216,9 +218,9 @@ def test_tensors_too_large_to_quantise_are_sent_whole(backend, same_bits):
     assert not kept.any()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("tensor", [0, 4, 6, 8, 9])
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("bad", [np.nan, np.inf, -np.inf])
+@for_each("tensor", [0, 4, 6, 8, 9])
+@for_each("backend", BACKENDS)
 def test_non_finite_is_refused_before_anything_is_written(backend, tensor, bad, same_bits):
     values = values_of("gaussian")
     values[LAYOUT.offsets[tensor]] = bad
@@ -228,8 +230,8 @@ def test_non_finite_is_refused_before_anything_is_written(backend, tensor, bad, 
     same_bits(kept, values_of("laplace"))
 
 
-@pytest.mark.parametrize(("form", "size", "relative"), [("float16", 2, 2.0**-11), ("float32", 4, 0)])
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each(("form", "size", "relative"), [("float16", 2, 2.0**-11), ("float32", 4, 0)])
+@for_each("backend", BACKENDS)
 def test_small_tensors_are_sent_as_floats(backend, form, size, relative):
     layout = Layout.of([(255,), (4, 4)])
     for scale in (2.0**-75, 1.0, 3.0, 2.0**90):
@@ -270,7 +272,7 @@ def see_nothing(values, layout, question, energy, largest, relative, crew):
     return np.zeros((2, len(question.wanted)))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_chunks_that_hold_too_much_fall_back_to_safe_ones(backend, monkeypatch):
     """A sample that misses all codes asks for the largest chunks, which cannot hold one at every place."""
     monkeypatch.setattr(BACKENDS[backend], "costs", see_nothing)
@@ -289,8 +291,8 @@ def test_chunks_that_hold_too_much_fall_back_to_safe_ones(backend, monkeypatch):
     np.testing.assert_array_equal(sent.astype(np.float64) + kept, values)
 
 
-@pytest.mark.parametrize("chunk_log2", [18, 19, 20])
-@pytest.mark.parametrize("n", [1, 3, 8])
+@for_each("chunk_log2", [18, 19, 20])
+@for_each("n", [1, 3, 8])
 def test_tiles_share_chunks_alike_on_all_backends_and_threads(n, chunk_log2, same_bits):
     """Five tiles and a rest: codes at both ends of tiles, and runs of zeros that fill whole ones."""
     layout = Layout.of([((1 << 18) * 5 + 7,), (40,)])
@@ -325,7 +327,7 @@ def test_sparse_buckets_have_chunks_of_several_tiles():
     np.testing.assert_array_equal(decode("numba", payload, layout) != 0, values != 0)
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda raw: memoryview(b"x" + raw)[1:]])
+@for_each("kind", [bytes, bytearray, memoryview, lambda raw: memoryview(b"x" + raw)[1:]])
 def test_any_buffer_decodes(kind, same_bits):
     payload = Dct().encode(values_of("gaussian"), LAYOUT)
     want = decode("numpy", payload, LAYOUT)
@@ -343,7 +345,7 @@ def test_worst_case_fits_max_bytes():
             assert codec.encode(values, layout).size <= codec.max_bytes(layout)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [{"block": 3}, {"transform": "some"}, {"step": 0.0}, {"bits": 0.0}, {"small": -1}, {"small_as": "int8"}],
 )

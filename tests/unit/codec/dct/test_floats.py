@@ -9,6 +9,7 @@ from shoestring.codec.dct import stream
 from shoestring.codec.dct.codec import Dct
 from shoestring.codec.dct.floats import of_half, to_half
 from shoestring.errors import StreamError
+from tests.unit.codec.cases import for_each
 from tests.unit.codec.dct.streams import BACKENDS, decode
 
 
@@ -33,7 +34,7 @@ def test_float16_is_rounded_as_numpy_rounds():
     np.testing.assert_array_equal(np.array(found, np.uint16), values.astype(np.float16).view(np.uint16))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_small_tensors_of_every_kind_beside_each_other(backend):
     layout = Layout.of([(3,), (40, 40), (7,), (5,), (2,), (1000,), (9,)])
     values = np.random.default_rng(1).standard_normal(layout.total).astype(np.float32)
@@ -54,7 +55,7 @@ def test_small_tensors_of_every_kind_beside_each_other(backend):
     np.testing.assert_array_equal(kept[at[2] : at[3]], 0)
 
 
-@pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001])
+@for_each("bits", [0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001])
 def test_float32_that_is_not_finite_is_refused(bits):
     layout = Layout.of([(3,), (5,)])
     payload = Dct(small_as="float32").encode(np.ones(8, np.float32), layout)

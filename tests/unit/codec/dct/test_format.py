@@ -8,6 +8,7 @@ from shoestring.codec.dct import format as fmt
 from shoestring.codec.dct import stream
 from shoestring.codec.dct.codec import Dct
 from shoestring.errors import StreamError
+from tests.unit.codec.cases import for_each
 from tests.unit.codec.dct.streams import BACKENDS, decode
 
 LAYOUT = Layout.of([(10, 4, 3, 3), (40, 30), (7,), (0,), (300,)])
@@ -43,7 +44,7 @@ def test_headers_lie_where_the_specification_says(payload):
     assert stream.parse(payload, LAYOUT).geometry.chunks_at == 16
 
 
-@pytest.mark.parametrize("more", range(4))
+@for_each("more", range(4))
 def test_headers_are_padded_to_whole_chunk_headers(more):
     layout = Layout.of([(0,)] * more + [(300,)])
     payload = Dct().encode(np.ones(300, np.float32), layout)
@@ -51,40 +52,40 @@ def test_headers_are_padded_to_whole_chunk_headers(more):
     assert not payload[7 + more : 8 + 4 * (more > 1)].any()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_truncation_at_every_byte_is_refused(payload, backend):
     for length in range(payload.size):
         with pytest.raises(StreamError, match="bytes"):
             decode(backend, payload[:length], LAYOUT)
 
 
-@pytest.mark.parametrize("more", [1, 2, 4, 100])
+@for_each("more", [1, 2, 4, 100])
 def test_more_bytes_are_refused(payload, more):
     longer = np.concatenate([payload, np.zeros(more, np.uint8)])
     with pytest.raises(StreamError, match="the chunks add up to"):
         stream.parse(longer, LAYOUT)
 
 
-@pytest.mark.parametrize("codec", [0, 1, 0xDB, 0xFF])
+@for_each("codec", [0, 1, 0xDB, 0xFF])
 def test_other_codec_is_refused(payload, codec):
     with pytest.raises(StreamError, match="not a dct stream"):
         stream.parse(with_byte(payload, 0, codec), LAYOUT)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, 255])
+@for_each("version", [0, 1, 3, 255])
 def test_other_version_is_refused(payload, version):
     with pytest.raises(StreamError, match=f"version {version}") as caught:
         stream.parse(with_byte(payload, 1, version), LAYOUT)
     assert "same version" in caught.value.hint
 
 
-@pytest.mark.parametrize(("at", "value"), [(2, 4), (2, 6), (2, 0), (3, 1)])
+@for_each(("at", "value"), [(2, 4), (2, 6), (2, 0), (3, 1)])
 def test_other_number_of_tensors_is_refused(payload, at, value):
     with pytest.raises(StreamError, match="tensors, the layout 5"):
         stream.parse(with_byte(payload, at, value), LAYOUT)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("tensor", "at", "value"),
     [
         *[(BLOCKS, KIND_AT[BLOCKS], kind) for kind in (fmt.KINDS, 128, 255)],
@@ -108,8 +109,8 @@ def test_headers_that_do_not_fit_the_stream_are_refused():
         stream.parse(payload, layout)
 
 
-@pytest.mark.parametrize("exponent", [fmt.MIN_EXPONENT, fmt.MAX_EXPONENT])
-@pytest.mark.parametrize("mantissa", [fmt.MIN_MANTISSA, fmt.MAX_MANTISSA])
+@for_each("exponent", [fmt.MIN_EXPONENT, fmt.MAX_EXPONENT])
+@for_each("mantissa", [fmt.MIN_MANTISSA, fmt.MAX_MANTISSA])
 def test_header_at_its_limits_decodes_to_finite_values(payload, mantissa, exponent):
     chunk_log2 = payload[SIZES_AT[BLOCKS]] >> 4
     changed = with_byte(payload, SIZES_AT[BLOCKS], chunk_log2 << 4 | mantissa - 16)
@@ -129,7 +130,7 @@ def test_chunk_that_claims_other_lengths_is_refused(payload):
             stream.parse(changed, LAYOUT)
 
 
-@pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E00, 0x7C01])
+@for_each("bits", [0x7C00, 0xFC00, 0x7E00, 0x7C01])
 def test_small_floats_that_are_not_finite_are_refused(payload, bits):
     parsed = stream.parse(payload, LAYOUT)
     assert parsed.geometry.floats.tensors.tolist() == [SMALL]
@@ -155,8 +156,8 @@ def test_every_part_is_where_the_geometry_says(payload):
     assert again.tobytes() == payload.tobytes()
 
 
-@pytest.mark.parametrize("n", fmt.BLOCKS)
-@pytest.mark.parametrize("size", [1, 8, 9, 1000, 1 << 18, (1 << 18) + 1, (1 << 19) + 1023, 1_000_000])
+@for_each("n", fmt.BLOCKS)
+@for_each("size", [1, 8, 9, 1000, 1 << 18, (1 << 18) + 1, (1 << 19) + 1023, 1_000_000])
 def test_tiles_cover_a_tensor_in_order(n, size):
     tiles = fmt.cut(size, n)
     starts = [start for start, _, _ in tiles]

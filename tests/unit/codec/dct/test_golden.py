@@ -8,6 +8,7 @@ import pytest
 from shoestring.codec.base import Layout
 from shoestring.errors import StreamError
 from tests.golden.dct.write import CASES, FOLDER, digest, ramp
+from tests.unit.codec.cases import for_each
 from tests.unit.codec.dct.streams import BACKENDS, decode
 
 EXPECTED = json.loads((FOLDER / "expected.json").read_text())
@@ -17,8 +18,8 @@ def stored(name: str) -> np.ndarray:
     return np.frombuffer((FOLDER / f"{name.replace(' ', '_')}.bin").read_bytes(), np.uint8)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", EXPECTED)
+@for_each("backend", BACKENDS)
+@for_each("name", EXPECTED)
 def test_golden_stream_decodes_to_the_stored_bits(name, backend):
     layout = Layout.of(EXPECTED[name]["shapes"])
     assert digest(decode(backend, stored(name), layout)) == EXPECTED[name]["set"]
@@ -50,7 +51,7 @@ def test_damage_to_a_chunk_of_several_tiles_is_seen_alike():
     assert outcomes.count("refused") > len(outcomes) / 2
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_a_stream_of_version_1_is_refused(backend):
     payload = np.frombuffer((FOLDER / "version_1" / "mixed.bin").read_bytes(), np.uint8)
     layout = Layout.of(EXPECTED["mixed"]["shapes"])
@@ -59,9 +60,7 @@ def test_a_stream_of_version_1_is_refused(backend):
     assert "same version" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CASES if name.startswith("blocks") or name in ("far apart", "shared")]
-)
+@for_each("name", [name for name in CASES if name.startswith("blocks") or name in ("far apart", "shared")])
 def test_same_codes_are_still_written_as_the_same_bytes(name):
     """Given the codes, an encoder has no choice left but that of tables, which is part of no version."""
     _, payload = CASES[name]()

@@ -8,6 +8,7 @@ import pytest
 from shoestring.codec.base import Layout
 from shoestring.codec.dct.codec import Dct
 from shoestring.codec.rate import HIGHEST_STEP, LOWEST_STEP, common_step
+from tests.unit.codec.cases import for_each
 from tests.unit.codec.dct.streams import decode
 
 MODELS = {
@@ -18,8 +19,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("budget", [5.0, 50.0, 500.0, 4000.0])
-@pytest.mark.parametrize("kind", MODELS)
+@for_each("budget", [5.0, 50.0, 500.0, 4000.0])
+@for_each("kind", MODELS)
 def test_common_step_meets_the_budget(kind, budget):
     """Within 3 %, or where the model jumps past the budget, at the jump."""
     model = MODELS[kind]
@@ -34,7 +35,7 @@ def test_common_step_looks_few_times():
     assert len(looks) <= 16
 
 
-@pytest.mark.parametrize("budget", [0.0, -1.0, 1e-12])
+@for_each("budget", [0.0, -1.0, 1e-12])
 def test_no_budget_gives_the_highest_step(budget):
     assert common_step(lambda step: 100 / step, budget_bits=budget, values=1000) == HIGHEST_STEP
 
@@ -71,8 +72,8 @@ BUCKETS = {
 }
 
 
-@pytest.mark.parametrize("bits", [0.5, 1.0, 2.0, 4.0])
-@pytest.mark.parametrize("kind", BUCKETS)
+@for_each("bits", [0.5, 1.0, 2.0, 4.0])
+@for_each("kind", BUCKETS)
 def test_budget_is_met_within_ten_per_cent(kind, bits):
     layout = Layout.of(SHAPES)
     rng = np.random.default_rng(23)
@@ -82,7 +83,7 @@ def test_budget_is_met_within_ten_per_cent(kind, bits):
     assert 8 * payload.size / layout.total == pytest.approx(bits, rel=0.1)
 
 
-@pytest.mark.parametrize("kind", BUCKETS)
+@for_each("kind", BUCKETS)
 def test_small_tensors_count_in_the_budget(kind):
     """Half of the values are sent as float16; the budget is that of all of them."""
     layout = Layout.of([(200,)] * 500 + [(100_000,)])
@@ -102,7 +103,7 @@ def curve(values: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return np.array(sizes, np.float64), np.array(errors)
 
 
-@pytest.mark.parametrize("center", [0.5, 1.0, 2.0])
+@for_each("center", [0.5, 1.0, 2.0])
 def test_unequal_steps_are_no_better(center):
     """At the same total size, moving bits from one tensor to the other gains at most 1 %."""
     rng = np.random.default_rng(29)

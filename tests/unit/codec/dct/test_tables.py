@@ -3,9 +3,9 @@
 import hashlib
 
 import numpy as np
-import pytest
 
 from shoestring.codec.dct.tables import COST, CUM, EXTRA, FREQ, SLOT, START, SYMBOLS, TABLES, TAILS
+from tests.unit.codec.cases import for_each
 
 
 def test_every_row_sums_to_4096_and_can_code_every_symbol():
@@ -43,14 +43,13 @@ def test_costs_are_those_of_the_frequencies():
     np.testing.assert_allclose(COST / 256, 12 - np.log2(FREQ), rtol=0, atol=0.5 / 256)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("array", "digest"),
     [
         (FREQ.astype("<u4"), "e63b8d31afaaaf90901b43303de2077a9584cb5332f48ae4e6c850bfd04cd435"),
         (START.astype("<i4"), "ab1a51b79fb4c078d53d10834da0b84cc1e60753ae869771605870d5351e50e5"),
         (EXTRA.astype("u1"), "65755f99dead5ab5c9a1c9eb75545df40de73f95fa04c59a63fe93bec023f164"),
     ],
-    ids=["frequencies", "starts", "extra bits"],
 )
 def test_tables_are_frozen(array, digest):
     assert hashlib.sha256(array.tobytes()).hexdigest() == digest

@@ -10,6 +10,7 @@ import pytest
 from shoestring.codec.base import Layout
 from shoestring.codec.plain.bfloat16 import BFloat16
 from shoestring.errors import StreamError
+from tests.unit.codec.cases import BUCKETS, for_each
 
 HEADER = b"\x03\x01\x00\x00"
 MAX = 255 * 2.0**120
@@ -22,6 +23,7 @@ def naive(x: float) -> float:
     return math.copysign(min(abs(nearest), MAX), x)
 
 
+@for_each("bucket", BUCKETS)
 def test_payload_equals_reference(bucket):
     want = HEADER + b"".join(struct.pack("<f", naive(x))[2:] for x in bucket.values.tolist())
     assert BFloat16().encode(bucket.values, bucket.layout).tobytes() == want
@@ -35,7 +37,7 @@ def test_every_bfloat16_decodes_to_its_value(same_bits):
     same_bits(out, np.array(want, np.float32))
 
 
-@pytest.mark.parametrize("sign", [1, -1])
+@for_each("sign", [1, -1])
 def test_what_would_round_to_infinity_is_the_largest_number(sign):
     values = sign * np.full(1, np.finfo(np.float32).max)
     layout, kept, out = Layout.of([(1,)]), np.empty(1, np.float32), np.empty(1, np.float32)
@@ -44,7 +46,7 @@ def test_what_would_round_to_infinity_is_the_largest_number(sign):
     assert float(kept[0]) == float(values[0]) - sign * MAX
 
 
-@pytest.mark.parametrize("half", [0x7F80, 0xFF80, 0x7FC0, 0x7F81])
+@for_each("half", [0x7F80, 0xFF80, 0x7FC0, 0x7F81])
 def test_non_finite_bytes_are_refused(half):
     payload = HEADER + struct.pack("<HH", 0, half)
     with pytest.raises(StreamError, match="NaN or infinity"):

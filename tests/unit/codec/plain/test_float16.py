@@ -9,6 +9,7 @@ import pytest
 from shoestring.codec.base import Layout
 from shoestring.codec.plain.float16 import Float16
 from shoestring.errors import StreamError
+from tests.unit.codec.cases import BUCKETS, for_each
 
 HEADER = b"\x02\x01\x00\x00"
 MAX = 65504
@@ -21,6 +22,7 @@ def naive(x: float) -> bytes:
     return struct.pack("<e", x)
 
 
+@for_each("bucket", BUCKETS)
 def test_payload_equals_reference(bucket):
     want = HEADER + b"".join(naive(x) for x in bucket.values.tolist())
     assert Float16().encode(bucket.values, bucket.layout).tobytes() == want
@@ -34,7 +36,7 @@ def test_every_half_decodes_to_its_value(same_bits):
     same_bits(out, np.array(want, np.float32))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "sent"),
     [
         (65519.99, 65504.0),
@@ -60,7 +62,7 @@ def test_out_of_range_stays_kept(value, sent):
     assert float(kept[0]) == float(values[0]) - sent  # in float64
 
 
-@pytest.mark.parametrize("half", [0x7C00, 0xFC00, 0x7E00, 0x7C01])
+@for_each("half", [0x7C00, 0xFC00, 0x7E00, 0x7C01])
 def test_non_finite_bytes_are_refused(half):
     payload = HEADER + struct.pack("<HH", 0, half)
     with pytest.raises(StreamError, match="NaN or infinity"):

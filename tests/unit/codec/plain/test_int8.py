@@ -9,6 +9,7 @@ import pytest
 from shoestring.codec.base import Layout
 from shoestring.codec.plain.int8 import Int8
 from shoestring.errors import StreamError, UsageError
+from tests.unit.codec.cases import BUCKETS, for_each
 
 HEADER = b"\x04\x01\x00\x00"
 
@@ -33,7 +34,8 @@ def naive(tensors: list[list[float]], block: int) -> tuple[bytes, list[float]]:
     return bytes(exponents) + bytes(code & 0xFF for code in codes), decoded
 
 
-@pytest.mark.parametrize("block", [64, 7])
+@for_each("bucket", BUCKETS)
+@for_each("block", [64, 7])
 def test_payload_and_decoded_equal_reference(bucket, block, same_bits):
     codec = Int8(block=block)
     body, decoded = naive(bucket.tensors(), block)
@@ -54,7 +56,7 @@ def test_header_tells_block_sizes_apart():
         Int8().decode(payload, layout, np.zeros(4, np.float32))
 
 
-@pytest.mark.parametrize("exponent", [0, 6, 255])
+@for_each("exponent", [0, 6, 255])
 def test_exponent_out_of_range_is_refused(exponent):
     payload = HEADER + bytes((exponent, 0, 0))
     with pytest.raises(StreamError, match="exponent"):
@@ -67,7 +69,7 @@ def test_code_out_of_range_is_refused():
         Int8().decode(payload, Layout.of([(2,)]), np.zeros(2, np.float32))
 
 
-@pytest.mark.parametrize("exponent", [7, 8, 133, 254])
+@for_each("exponent", [7, 8, 133, 254])
 def test_every_code_decodes_to_its_value(exponent):
     codes = list(range(-127, 128))
     out = np.full(255, np.nan, np.float32)
@@ -76,7 +78,7 @@ def test_every_code_decodes_to_its_value(exponent):
     assert out.tolist() == [code * 2.0 ** (exponent - 133) for code in codes]
 
 
-@pytest.mark.parametrize("block", [0, -1, 65537])
+@for_each("block", [0, -1, 65537])
 def test_block_out_of_range_is_refused(block):
     with pytest.raises(UsageError, match="`block` is"):
         Int8(block=block)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from shoestring.codec import registry
 from shoestring.codec.base import Layout
-from shoestring.codec.plain.base import PlainCodec
 from shoestring.errors import CodecError, NonFiniteError, StreamError
+from tests.unit.codec.cases import BUCKETS, for_each
 
 SPECS = ["float32", "float16", "bfloat16", "int8", "int8:block=5", "topk", "topk:ratio=0.25"]
 LAYOUT = Layout.of([(2, 4), (0,), (5,)])
@@ -27,18 +27,16 @@ GOLDEN = {
 given_few = settings(max_examples=150)
 
 
-@pytest.fixture(params=SPECS)
-def codec(request: pytest.FixtureRequest) -> PlainCodec:
-    made = registry.make(request.param)
-    assert isinstance(made, PlainCodec)
-    return made
+CODECS = [registry.make(spec) for spec in SPECS]
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("spec", SPECS)
 def test_golden_payload(spec):
     assert registry.make(spec).encode(GRADIENT, LAYOUT).tobytes().hex() == GOLDEN[spec]
 
 
+@for_each("bucket", BUCKETS)
+@for_each("codec", CODECS)
 def test_sent_plus_kept_is_what_came_in(codec, bucket, same_bits):
     kept = np.full_like(bucket.values, np.nan)
     sent = np.full_like(bucket.values, np.nan)
@@ -47,6 +45,8 @@ def test_sent_plus_kept_is_what_came_in(codec, bucket, same_bits):
     same_bits(sent + kept + np.float32(0), bucket.values + np.float32(0))  # but for the sign of zero
 
 
+@for_each("bucket", BUCKETS)
+@for_each("codec", CODECS)
 def test_payload_does_not_depend_on_kept(codec, bucket):
     kept = np.full_like(bucket.values, np.nan)
     with_kept = codec.encode(bucket.values, bucket.layout, kept)
@@ -56,7 +56,8 @@ def test_payload_does_not_depend_on_kept(codec, bucket):
     assert payload.size == codec.max_bytes(bucket.layout)
 
 
-@pytest.mark.parametrize("weight", [1.0, 0.5, -1.0, 1 / 3, 0.0, 1e-40])
+@for_each("codec", CODECS)
+@for_each("weight", [1.0, 0.5, -1.0, 1 / 3, 0.0, 1e-40])
 def test_decode_adds_weight_times_what_it_sets(codec, weight, same_bits):
     payload = codec.encode(GRADIENT, LAYOUT)
     values = np.full_like(GRADIENT, np.nan)
@@ -67,7 +68,8 @@ def test_decode_adds_weight_times_what_it_sets(codec, weight, same_bits):
     same_bits(out, before + np.float32(weight) * values)
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda raw: memoryview(b"x" + raw)[1:]])
+@for_each("codec", CODECS)
+@for_each("kind", [bytes, bytearray, memoryview, lambda raw: memoryview(b"x" + raw)[1:]])
 def test_any_buffer_decodes(codec, kind, same_bits):
     payload = codec.encode(GRADIENT, LAYOUT)
     want, out = np.empty_like(GRADIENT), np.full_like(GRADIENT, np.nan)
@@ -76,8 +78,9 @@ def test_any_buffer_decodes(codec, kind, same_bits):
     same_bits(out, want)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, 7, 8, 12])
+@for_each("codec", CODECS)
+@for_each("bad", [np.nan, np.inf, -np.inf])
+@for_each("place", [0, 7, 8, 12])
 def test_non_finite_is_refused_before_anything_is_written(codec, bad, place, same_bits):
     values, kept = GRADIENT.copy(), GRADIENT.copy()
     values[place] = bad
@@ -86,12 +89,14 @@ def test_non_finite_is_refused_before_anything_is_written(codec, bad, place, sam
     same_bits(kept, GRADIENT)
 
 
-@pytest.mark.parametrize("weight", [np.nan, np.inf, 1e39])
+@for_each("codec", CODECS)
+@for_each("weight", [np.nan, np.inf, 1e39])
 def test_weight_that_is_no_float32_is_refused(codec, weight):
     with pytest.raises(CodecError, match="weight"):
         codec.decode(codec.encode(GRADIENT, LAYOUT), LAYOUT, np.zeros_like(GRADIENT), weight)
 
 
+@for_each("codec", CODECS)
 def test_every_wrong_length_is_refused(codec):
     payload = codec.encode(GRADIENT, LAYOUT).tobytes() + b"\x00"
     for length in range(len(payload) + 1):
@@ -100,6 +105,7 @@ def test_every_wrong_length_is_refused(codec):
                 codec.decode(payload[:length], LAYOUT, np.empty_like(GRADIENT))
 
 
+@for_each("codec", CODECS)
 def test_every_wrong_header_bit_is_refused(codec):
     payload = codec.encode(GRADIENT, LAYOUT)
     for bit in range(32):

@@ -8,6 +8,7 @@ import pytest
 from shoestring.codec.base import Layout
 from shoestring.codec.plain.topk import TopK
 from shoestring.errors import StreamError, UsageError
+from tests.unit.codec.cases import BUCKETS, for_each
 
 HEADER = b"\x05\x01\x00\x00"
 HALF = TopK(ratio=0.5)
@@ -27,7 +28,8 @@ def naive(tensors: list[list[float]], ratio: float) -> tuple[bytes, list[float]]
     return body, decoded
 
 
-@pytest.mark.parametrize("ratio", [0.01, 0.3, 1.0])
+@for_each("bucket", BUCKETS)
+@for_each("ratio", [0.01, 0.3, 1.0])
 def test_payload_and_decoded_equal_reference(bucket, ratio, same_bits):
     codec = TopK(ratio=ratio)
     body, decoded = naive(bucket.tensors(), ratio)
@@ -38,7 +40,7 @@ def test_payload_and_decoded_equal_reference(bucket, ratio, same_bits):
     same_bits(out, np.array(decoded, np.float32))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("size", "width"), [(1, 1), (256, 1), (257, 2), (65536, 2), (65537, 3), (1 << 24, 3), ((1 << 24) + 1, 4)]
 )
 def test_index_width(size, width):
@@ -55,7 +57,7 @@ def test_three_byte_indices_round_trip(same_bits):
     same_bits(out, values)
 
 
-@pytest.mark.parametrize("indices", [[1, 0], [1, 1], [0, 4], [4, 5], [255, 254], [3, 255]])
+@for_each("indices", [[1, 0], [1, 1], [0, 4], [4, 5], [255, 254], [3, 255]])
 def test_wrong_indices_are_refused(indices):
     head = HALF.encode(np.ones(4, np.float32), Layout.of([(4,)]))[:4].tobytes()
     payload = head + bytes(indices) + struct.pack("<ff", 1.0, 2.0)
@@ -63,14 +65,14 @@ def test_wrong_indices_are_refused(indices):
         HALF.decode(payload, Layout.of([(4,)]), np.zeros(4, np.float32))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@for_each("value", [float("nan"), float("inf"), float("-inf")])
 def test_non_finite_bytes_are_refused(value):
     payload = HEADER + struct.pack("<Bf", 0, value)
     with pytest.raises(StreamError, match="NaN or infinity"):
         TopK().decode(payload, Layout.of([(4,)]), np.zeros(4, np.float32))
 
 
-@pytest.mark.parametrize("ratio", [0.0, -0.1, 1.0001, float("nan"), float("inf")])
+@for_each("ratio", [0.0, -0.1, 1.0001, float("nan"), float("inf")])
 def test_ratio_out_of_range_is_refused(ratio):
     with pytest.raises(UsageError, match="`ratio` is"):
         TopK(ratio=ratio)

@@ -9,6 +9,7 @@ from shoestring.codec.dct import reference, stream
 from shoestring.codec.dct.reference import decode_chunk, encode_chunk
 from shoestring.codec.dct.tables import EXTRA, START
 from shoestring.errors import StreamError
+from tests.unit.codec.cases import for_each
 from tests.unit.codec.dct.streams import (
     BACKENDS,
     NOTHING,
@@ -67,21 +68,21 @@ def numba_words(codes: np.ndarray) -> tuple[int, list[int]]:
     return int(parsed.chunks[0]), parsed.words.tolist()
 
 
-@pytest.mark.parametrize("kind", CODES)
+@for_each("kind", CODES)
 def test_compiled_words_are_the_reference_words(kind):
     header, words = encode_chunk(CODES[kind])
     assert numba_words(CODES[kind]) == (header, words)
     assert header & fmt.MAX_WORDS == len(words)
 
 
-@pytest.mark.parametrize("kind", CODES)
+@for_each("kind", CODES)
 def test_codes_come_back(kind):
     codes = CODES[kind]
     header, words = encode_chunk(codes)
     np.testing.assert_array_equal(decode_chunk(header, np.array(words, np.uint16), codes.size), codes)
 
 
-@pytest.mark.parametrize("kind", CODES)
+@for_each("kind", CODES)
 def test_compiled_decoder_gives_the_same_values(kind, same_bits):
     layout = Layout.of([(CODES[kind].size,)])
     tiles = np.split(CODES[kind], range(CHUNK, CODES[kind].size, CHUNK))
@@ -90,7 +91,7 @@ def test_compiled_decoder_gives_the_same_values(kind, same_bits):
     np.testing.assert_array_equal(np.concatenate(read(payload, layout)), CODES[kind])
 
 
-@pytest.mark.parametrize("tail", [0, 1, 2, 3, 4, 5, 6, 7, 8, 100, 65535, 65536, 200_000])
+@for_each("tail", [0, 1, 2, 3, 4, 5, 6, 7, 8, 100, 65535, 65536, 200_000])
 def test_tails_and_gaps_of_every_kind(tail, same_bits):
     codes = alone(2 * tail + 2, [tail, tail + 1], [5, -1])
     layout = Layout.of([(codes.size,)])
@@ -132,7 +133,7 @@ def test_a_level_that_is_none_stands_for_a_zero_anywhere(same_bits):
         same_bits(decode(backend, payload, layout), want.astype(np.float32))
 
 
-@pytest.mark.parametrize("place", [0, 1, 700, 1999])
+@for_each("place", [0, 1, 700, 1999])
 def test_a_level_beyond_that_is_refused(place):
     codes = sparse_codes(2000, np.random.default_rng(6), 0.5)
     codes[place] = fmt.NO_CODE + 1
@@ -143,7 +144,7 @@ def test_a_level_beyond_that_is_refused(place):
             decode(backend, payload, layout)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.9])
+@for_each("share", [0.01, 0.1, 0.9])
 def test_every_changed_bit_is_refused_or_decoded_alike(share):
     """Most damage spoils the final states. A sign or a low bit may change unseen: words have no checksum."""
     codes = sparse_codes(1500, np.random.default_rng(7), share)
@@ -172,7 +173,7 @@ def entropy_bits(codes: np.ndarray) -> float:
     return float(-(counts * np.log2(counts / codes.size)).sum())
 
 
-@pytest.mark.parametrize("scale", [0.1, 0.2, 0.4, 0.8, 1.6, 3.2])
+@for_each("scale", [0.1, 0.2, 0.4, 0.8, 1.6, 3.2])
 def test_rate_of_independent_codes_is_near_their_entropy(scale):
     """Laplace values in units of the step; from 0.02 to more than 4 bits a value."""
     values = np.random.default_rng(11).laplace(0, scale, 1 << 16)
