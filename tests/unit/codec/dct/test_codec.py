@@ -46,8 +46,8 @@ def values_of(kind: str, layout: Layout = LAYOUT) -> Vector:
     return INPUTS[kind](layout.total, np.random.default_rng(17)).astype(np.float32)
 
 
+@pytest.mark.parametrize("name", OPTIONS)
 @for_each("kind", INPUTS)
-@for_each("name", OPTIONS)
 def test_backends_decode_each_other_alike(name, kind, same_bits):
     values = values_of(kind)
     before = np.where(values > 0, values, np.float32(-0.0))  # zeros with a sign show what was added to
@@ -291,8 +291,7 @@ def test_chunks_that_hold_too_much_fall_back_to_safe_ones(backend, monkeypatch):
     np.testing.assert_array_equal(sent.astype(np.float64) + kept, values)
 
 
-@for_each("chunk_log2", [18, 19, 20])
-@for_each("n", [1, 3, 8])
+@for_each(("n", "chunk_log2"), [(1, 18), (3, 19), (8, 20), (3, 20)])
 def test_tiles_share_chunks_alike_on_all_backends_and_threads(n, chunk_log2, same_bits):
     """Five tiles and a rest: codes at both ends of tiles, and runs of zeros that fill whole ones."""
     layout = Layout.of([((1 << 18) * 5 + 7,), (40,)])

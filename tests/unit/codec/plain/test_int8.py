@@ -17,8 +17,7 @@ HEADER = b"\x04\x01\x00\x00"
 def naive_block(block: list[float]) -> tuple[int, list[int]]:
     """The least exponent whose codes all fit; at the top, where none does, the codes stop at 127."""
     peak = max(abs(Fraction(x)) for x in block)
-    fitting = [e for e in range(7, 255) if round(peak / Fraction(2) ** (e - 133)) <= 127]
-    exponent = min(fitting, default=254)
+    exponent = next((e for e in range(7, 255) if round(peak / Fraction(2) ** (e - 133)) <= 127), 254)
     codes = [round(Fraction(x) / Fraction(2) ** (exponent - 133)) for x in block]  # ties to even
     return exponent, [max(-127, min(127, code)) for code in codes]
 

@@ -1,6 +1,7 @@
 """The transforms: the inverse exact to the bit on any codes, the forward a DCT to within its rounding."""
 
 import numpy as np
+import pytest
 import scipy.fft
 
 from shoestring.codec.base import Layout
@@ -40,8 +41,8 @@ def hostile_codes(kind: str, size: int, rng: np.random.Generator) -> np.ndarray:
     return np.full(size, MAX_LEVEL if kind == "largest" else -MAX_LEVEL)
 
 
+@pytest.mark.parametrize("n", BLOCKS)
 @for_each("kind", ["sparse", "one a block", "full", "wrapping", "largest", "least"])
-@for_each("n", BLOCKS)
 def test_inverse_is_exact_on_any_codes(n, kind):
     rng = np.random.default_rng(n)
     size = BLOCKS_A_TILE * n * n + min(REST, n * n - 1)
@@ -72,8 +73,8 @@ def test_rounding_near_the_end_of_int32_does_not_wrap():
             np.testing.assert_array_equal(decode(backend, payload, layout), want)
 
 
+@pytest.mark.parametrize("n", BLOCKS)
 @for_each("backend", BACKENDS)
-@for_each("n", BLOCKS)
 def test_forward_is_the_cosine_transform(n, backend):
     """A code says in which interval its coefficient lies; the true one is there, but for rounding.
 
@@ -100,7 +101,7 @@ def test_forward_is_the_cosine_transform(n, backend):
     assert (along <= high + off).all()
 
 
-@for_each("n", BLOCKS)
+@pytest.mark.parametrize("n", BLOCKS)
 def test_codes_that_rounding_cannot_move_are_equal_on_all_backends(n, same_bits):
     """Coefficients in the middle of their intervals: then streams and `kept` are equal byte for byte."""
     rng = np.random.default_rng(n)
