@@ -56,12 +56,13 @@ def check() -> dict[str, int]:
         for options in OPTIONS:
             x = gradient(layout, 7)
             cpu, gpu = Dct(**options), GpuDct(**options)
-            device, kept = torch.from_numpy(x).cuda(), torch.full((layout.total,), torch.nan, device="cuda")
-            ours = gpu.encode(device, layout, kept)
+            device = torch.from_numpy(x).cuda()
+            left_over = torch.full_like(device, torch.nan)
+            ours = gpu.encode(device, layout, left_over)
             theirs = cpu.encode(x, layout)
             counts["same_bytes"] += ours.numel() == theirs.size and bool((ours.numpy() == theirs).all())
             sent = compare(cpu, gpu, ours.numpy().copy(), layout, x)
-            left = kept.cpu().numpy()
+            left = left_over.cpu().numpy()
             assert sent is not None
             assert (sent.astype(np.float64) + left == sent + left).all()
             assert np.abs(sent + left - x).max() <= np.abs(x).max() * 2.0**-16
@@ -144,8 +145,8 @@ def measure(shapes: Sequence[tuple[int, ...]], options: dict[str, Any], profile:
     layout = Layout.of(shapes)
     x = torch.from_numpy(gradient(layout, 1)).cuda()
     codec = GpuDct(**options)
-    out, kept, copy = torch.zeros_like(x), torch.empty_like(x), torch.empty_like(x)
-    payload = codec.encode(x, layout, kept)
+    out, left_over, copy = torch.zeros_like(x), torch.empty_like(x), torch.empty_like(x)
+    payload = codec.encode(x, layout, left_over)
     codec.decode(payload, layout, out, 1.0)
     want = np.zeros(layout.total, np.float32)
     Dct(threads=8, **options).decode(payload.numpy(), layout, want)
@@ -170,7 +171,7 @@ def measure(shapes: Sequence[tuple[int, ...]], options: dict[str, Any], profile:
         "bits_per_value": 8 * payload.numel() / layout.total,
         "copy_ms": copy_ms,
         "encode_ms": median_ms(lambda: codec.encode(x, layout)),
-        "encode_keep_ms": median_ms(lambda: codec.encode(x, layout, kept)),
+        "encode_keep_ms": median_ms(lambda: codec.encode(x, layout, left_over)),
         "decode_add_ms": median_ms(lambda: codec.decode(payload, layout, out, 1.0)),
     }
     copy_ms = min(copy_ms, median_ms(lambda: copy.copy_(x)))

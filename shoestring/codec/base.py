@@ -1,4 +1,4 @@
-"""What every codec is: a bucket's float32 values to bytes, and back.
+"""The interface of codecs: a bucket's float32 values to bytes, and back.
 
 A bucket is a run of tensors laid end to end in one float32 vector. Both sides
 know its `Layout`, so a payload carries no names and no shapes.
@@ -6,7 +6,7 @@ know its `Layout`, so a payload carries no names and no shapes.
 Every codec promises:
 - `decode` is exact: one payload gives the same bits on every backend and machine;
 - `encode` refuses NaN and infinity before it writes anything;
-- `kept + decoded` is, bit for bit, the vector that was coded (see `encode`);
+- `left_over + decoded` is, bit for bit, the vector that was coded (see `encode`);
 - `decode` answers any bytes at all with values or a `StreamError`, and allocates
   nothing that the layout does not justify.
 """
@@ -80,27 +80,27 @@ class Codec(ABC):
         """The most bytes a payload of this layout can take."""
 
     @abstractmethod
-    def _encode(self, values: Vector, layout: Layout, kept: Vector | None) -> Payload:
-        """Encode checked values; fill `kept` where given."""
+    def _encode(self, values: Vector, layout: Layout, left_over: Vector | None) -> Payload:
+        """Encode checked values; fill `left_over` where given."""
 
     @abstractmethod
     def _decode(self, payload: Payload, layout: Layout, out: Vector, weight: float | None) -> None:
         """Decode into checked `out`; `StreamError` on bytes that are not a stream."""
 
-    def encode(self, values: Vector, layout: Layout, kept: Vector | None = None) -> Payload:
+    def encode(self, values: Vector, layout: Layout, left_over: Vector | None = None) -> Payload:
         """Turn a bucket into bytes.
 
-        `kept`, where given, receives what the bytes leave out. The sum of both is
+        `left_over`, where given, receives the values less the decoded payload. The sum of both is
         the vector that was coded: `values` itself for element-wise codecs; for
         those that mix elements, `values` rounded to a grid fine enough not to
         matter and coarse enough that the sum has no rounding (see `dct/README.md`).
         """
         check_vector(values, layout, "values")
-        if kept is not None:
-            check_vector(kept, layout, "kept")
-            if np.may_share_memory(kept, values):
-                raise CodecError("`kept` overlaps `values`", hint="give `kept` memory of its own")
-        return self._encode(values, layout, kept)
+        if left_over is not None:
+            check_vector(left_over, layout, "left_over")
+            if np.may_share_memory(left_over, values):
+                raise CodecError("`left_over` overlaps `values`", hint="give `left_over` memory of its own")
+        return self._encode(values, layout, left_over)
 
     def decode(self, payload: Buffer, layout: Layout, out: Vector, weight: float | None = None) -> None:
         """Write the decoded values into `out`, or add them times `weight` where given.

@@ -1,11 +1,12 @@
-"""Keep what a codec left out and add it to the next gradient.
+"""Feedback: what payloads left over so far, added to the next gradient.
 
-With `came in = kept + gradient` (float32), each `encode` promises:
-- what is sent plus what is kept is the vector that was coded, without rounding;
-  for element-wise codecs that is what came in, bit for bit;
+The vector `kept` is the feedback of a bucket. With `came in = kept + gradient` (float32), each
+`encode` promises:
+- the decoded payload plus the new `kept` is the vector that was coded, without rounding;
+  for element-wise codecs that is `came in`, bit for bit;
 - NaN or infinity, in the gradient or by overflow of the sum, is refused with
-  `NonFiniteError`: nothing is sent and what is kept does not change;
-- any other failure leaves what is kept unchanged as well.
+  `NonFiniteError`: nothing is sent and `kept` does not change;
+- any other failure leaves `kept` unchanged as well.
 
 So no part of a gradient is lost, only late.
 """
@@ -25,7 +26,7 @@ _KEPT = "kept"
 class Feedback:
     """Encodes one bucket's gradients, step after step, losing nothing.
 
-    Holds as much memory as the bucket; each thread that encodes keeps room for two more.
+    Holds as much memory as the bucket; each thread that encodes has room for two more.
     Not thread-safe: one bucket has one `Feedback`, used from one thread.
     """
 
@@ -37,46 +38,46 @@ class Feedback:
 
     @property
     def kept(self) -> Vector:
-        """What has not been sent yet: a read-only copy."""
+        """The values that have not been sent yet: a read-only copy."""
         copy = self._kept.copy()
         copy.flags.writeable = False
         return copy
 
     @property
     def waiting(self) -> Vector:
-        """What has not been sent yet, without a copy: for whoever adds the next gradient to it elsewhere."""
+        """The same values as a read-only view: for callers that add the next gradient themselves."""
         view = self._kept.view()
         view.flags.writeable = False
         return view
 
     def encode(self, gradient: Vector) -> Payload:
-        """Turn the gradient and what was kept into bytes; keep what they leave out."""
+        """Encode the gradient plus `kept`; what the payload leaves over becomes `kept`."""
         check_vector(gradient, self.layout, "gradient")
         came_in = room("came_in", self.layout.total, np.float32)[: self.layout.total]
-        with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what becomes of it
+        with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses the infinity
             np.add(self._kept, gradient, out=came_in)
         return self.encode_total(came_in)
 
     def encode_total(self, came_in: Vector) -> Payload:
-        """Turn a vector to which what was kept has been added into bytes; keep what they leave out."""
-        kept = room("kept", self.layout.total, np.float32)[: self.layout.total]
-        payload = self.codec.encode(came_in, self.layout, kept)
-        self._kept[:] = kept
+        """Encode a vector that already contains `kept`; what the payload leaves over becomes `kept`."""
+        left_over = room("left_over", self.layout.total, np.float32)[: self.layout.total]
+        payload = self.codec.encode(came_in, self.layout, left_over)
+        self._kept[:] = left_over
         return payload
 
     def lend(self, values: Vector) -> None:
-        """Add what was kept to a vector; what rounding leaves out of it stays kept."""
+        """Add `kept` to a vector; the rounding errors of the sums become `kept`."""
         own = values.copy()
         values += self._kept
         added = values - own
         self._kept = (own - (values - added)) + (self._kept - added)  # exact: Knuth's sum of two
 
     def scale(self, factor: float) -> None:
-        """Multiply what was kept, for gradients that count more or less from now on."""
+        """Multiply `kept`, for gradients that count more or less from now on."""
         self._kept *= np.float32(factor)
 
     def reset(self) -> None:
-        """Forget what was not sent."""
+        """Set `kept` to zero."""
         self._kept = np.zeros(self.layout.total, np.float32)
 
     def state(self) -> dict[str, NDArray[np.float32]]:
@@ -94,7 +95,7 @@ class Feedback:
         if not np.isfinite(state[_KEPT]).all():
             raise NonFiniteError(
                 f"feedback state `{_KEPT}` holds NaN or infinity",
-                hint="load an older checkpoint, or `reset` the feedback to start from nothing kept",
+                hint="load an older checkpoint, or `reset` the feedback to start from zero",
             )
         # A copy. Zeros lose their sign: then what comes in is never -0.0, which no sum gives back.
         self._kept = state[_KEPT] + np.float32(0)

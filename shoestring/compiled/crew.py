@@ -1,11 +1,11 @@
-"""Threads that go through the phases of one call together, so that it costs little to have them.
+"""A crew: the calling thread and helper threads that share the work of one call.
 
-To code a bucket takes some phases, each of which all threads share (`turns.py`), and between
-them a little that one thread does alone. To wake a thread takes some 50 microseconds, about as
-long as a small phase. So a helper that has come for one phase stays for the next: it watches the
-list that phase will take its turns from, in compiled code and without the GIL, until somebody
-takes the first turn. Nobody ever depends on a helper: one that comes late, or waits too long and
-goes, is not missed. After a call it watches out for another for a fraction of a millisecond:
+Coding a bucket takes several phases. All threads of the crew share the work of a phase
+(`turns.py`); between two phases the calling thread works alone. Waking a thread takes about 50
+microseconds, as long as a small phase. So a helper stays for the next phase: in compiled code,
+without the GIL, it watches that phase's turns until a thread takes the first one. A phase never
+depends on a helper: a helper that comes late, or stops watching, leaves its work to the other
+threads. After a call a helper watches for the next call for a fraction of a millisecond, because
 buckets come one after the other.
 """
 
@@ -24,11 +24,11 @@ _CLOSED = -1
 
 
 class _Phase:
-    """What is to be done by whoever is there, and the phase that will follow."""
+    """The work of one phase, and the phase that follows it."""
 
     def __init__(self) -> None:
-        self.turns = new_turns()  # the first turn that is taken opens the phase
-        self.next: _Phase | None = None  # set before it opens
+        self.turns = new_turns()  # taking the first turn opens the phase
+        self.next: _Phase | None = None  # set before this phase opens
         self._work: Callable[[Turns], Any] | None = None
         self._lock = threading.Lock()
         self._is_over = False
@@ -37,21 +37,21 @@ class _Phase:
         self._error: BaseException | None = None
 
     def lead(self, work: Callable[[Turns], Made]) -> list[Made]:
-        """Do what there is together with the helpers that come; return what each call gave."""
+        """Call `work` on this thread while helpers do too; return the results of all calls."""
         self._work = work
         try:
             own = work(self.turns)
         finally:
             with self._lock:
                 self._is_over = True
-            take_turn(self.turns)  # had nobody taken one, helpers would still wait for this phase
+            take_turn(self.turns)  # opens the phase for helpers that watch it, if `work` took no turn
             await_count(self.turns, self._helpers)
         if self._error is not None:
             raise self._error
         return [own, *self._made]
 
     def help(self) -> None:
-        """Take part, unless all is done already."""
+        """Call `work` on a helper's thread, unless the phase is over."""
         with self._lock:
             if self._is_over or self._work is None:
                 return
@@ -64,7 +64,7 @@ class _Phase:
 
 
 class Crew:
-    """The threads of one call: its own, and up to `threads - 1` helpers. Use it as a context."""
+    """The calling thread and up to `threads - 1` helpers. A context manager: its end frees the helpers."""
 
     def __init__(self, threads: int) -> None:
         self._most = threads - 1
@@ -80,10 +80,10 @@ class Crew:
         self._phase.turns[0] = _CLOSED
 
     def run(self, threads: int, work: Callable[[Turns], Made]) -> list[Made]:
-        """Call `work` on this thread, and on those helpers that are there; return what each gave.
+        """Run one phase: call `work` on this thread and on present helpers; return all results.
 
-        Calls helpers if it is worth `threads` threads and fewer have been called. The calls share the
-        work out among themselves by the turns they are given.
+        `threads` is how many threads the phase is worth; missing helpers are called. Every call gets
+        the same turns and takes pieces of work by them.
         """
         if self._most == 0:
             return [work(new_turns())]
@@ -98,7 +98,7 @@ class Crew:
             self._phase = after
 
     def help(self) -> None:
-        """Go along from phase to phase, on a helper's thread."""
+        """Help in one phase after another, on a helper's thread, until the crew ends or pauses too long."""
         phase = self._phase
         while True:
             seen = watch(phase.turns)
@@ -112,16 +112,16 @@ class Crew:
 
 
 class _Pool:
-    """Helpers that wait to be called. An executor would do, but takes longer than a small part to code."""
+    """Helper threads that wait for a crew to call. An executor takes longer than coding a small part."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Crew] = SimpleQueue()
-        self._called = new_turns()  # counts the calls
+        self._called = new_turns()  # one turn a call
         self._lock = threading.Lock()
         self._size = 0
 
     def grow(self, size: int) -> None:
-        """Have at least so many helpers."""
+        """Start threads until there are `size` helpers."""
         if self._size >= size:
             return
         with self._lock:
@@ -129,7 +129,7 @@ class _Pool:
                 name = f"shoestring-codec-{self._size + 1}"
                 try:
                     threading.Thread(target=self._serve, name=name, daemon=True).start()
-                except RuntimeError:  # no more threads to be had: it is done without
+                except RuntimeError:  # the system allows no more threads; crews work with fewer
                     return
                 self._size += 1
 
@@ -144,7 +144,7 @@ class _Pool:
             crew = self._calls.get()
             known = int(self._called[0])
             crew.help()
-            del crew  # what it works on is not to be kept
+            del crew  # frees the memory that the crew works on
             if self._calls.empty():
                 linger(self._called, known)
 
@@ -153,7 +153,7 @@ _pool = _Pool()
 
 
 def _start_anew() -> None:
-    """Forget helpers that a forked process does not have."""
+    """Start a new pool in a forked process, which has none of its parent's threads."""
     global _pool
     _pool = _Pool()
 
@@ -162,7 +162,7 @@ os.register_at_fork(after_in_child=_start_anew)
 
 
 def warm_up() -> None:
-    """Compile what threads wait with: a call so small that it has no helpers does not."""
+    """Compile the kernels that threads wait in; a call without helpers runs none of them."""
     turns = new_turns()
     take_turn(turns)
     watch(turns)

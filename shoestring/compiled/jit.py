@@ -3,10 +3,9 @@
 `encode_jit` may fuse multiply and add, as encoders are free to round. `decode_jit` may
 not: what a decoder computes is defined to the bit. `sum_jit` may reorder sums too.
 
-Kernels do not count references to arrays. Numba's counters lie wherever there was room, those of
-two threads often in one cache line, and two threads that count slow each other down to the
-speed of one. So kernels that several threads run make no arrays; those that do are under
-`making_jit` and `making_sum_jit`.
+Kernels do not count references to arrays. Numba puts the counters of two threads' arrays often into
+one cache line, and then two threads are as slow as one. So kernels that several threads run
+allocate no arrays; kernels that allocate arrays use `making_jit` and `making_sum_jit`.
 """
 
 import types
@@ -32,7 +31,7 @@ def specialise(
 ) -> Kernel:
     """Compile a copy of `template` in which some of its module's names are constants.
 
-    A closure would do as well, but Numba finds compiled closures on disk in no later process.
+    Its key is made of these constants (`key.py`), so each copy has a file of its own on disk.
     """
     name = f"{template.__name__}_{suffix}"
     function = types.FunctionType(template.__code__, {**template.__globals__, **constants}, name)
@@ -63,7 +62,7 @@ def making_sum_jit(function: Kernel) -> Kernel:
 
 @decode_jit
 def copy(source, first, target, start, count):
-    """Copy a run of values: to assign a slice would need memory in between."""
+    """Copy `count` values; assigning a slice would allocate memory."""
     own, there = source[first : first + count], target[start : start + count]
     for i in range(count):
         there[i] = own[i]

@@ -1,4 +1,4 @@
-"""Memory that a thread keeps, so that kernels never wait for fresh pages."""
+"""Scratch arrays of a thread, allocated once and used again, so that kernels never wait for fresh pages."""
 
 import math
 import threading
@@ -13,11 +13,11 @@ Made = TypeVar("Made")
 _own = threading.local()
 
 
-_LINES = 128  # bytes: what processors fetch together
+_LINES = 128  # bytes: two cache lines, which processors fetch together
 
 
 def apart(shape: int | tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Return zeros that share no cache line with anything else: what one thread writes slows no other."""
+    """Return zeros that share no cache line with other memory, so that writes slow no other thread."""
     size = math.prod(shape) if isinstance(shape, tuple) else shape
     pad = _LINES // np.dtype(dtype).itemsize
     padded: NDArray[Any] = np.zeros(size + 2 * pad, dtype)
@@ -34,12 +34,12 @@ def room(name: str, size: int, dtype: Any) -> NDArray[Any]:
 
 
 def clean_room(name: str, size: int, dtype: Any) -> NDArray[Any]:
-    """Return this thread's array of that name; whoever uses it leaves it all zero."""
+    """Like `room`, for an array that is all zero before and after each use."""
     return room(name, size, dtype)
 
 
 def owned(name: str, make: Callable[[], Made]) -> Made:
-    """Return what this thread has made under that name, made now if it is new."""
+    """Return this thread's object of that name; call `make` the first time."""
     made: Made | None = getattr(_own, name, None)
     if made is None:
         made = make()

@@ -1,9 +1,9 @@
-"""Pieces of work that several threads take from one list, each the next as soon as it is free.
+"""Turns: counters by which several threads share a list of pieces of work.
 
-Dealing them out beforehand would be simpler, but the cores of a machine are not alike: one
-is shared with another program, or its thread wakes late. The first number of a list is the next
-turn, which all of them count up; nobody waits for a turn. The second is how many helpers are
-done (`crew.py`).
+A free thread takes the next piece. Dealing all pieces out beforehand would be simpler, but one core
+may be busy with another program, or its thread may wake late. An array of turns holds two counters:
+the number of the next piece, which every thread counts up atomically without waiting, and the
+number of helpers that are done (`crew.py`).
 """
 
 import numpy as np
@@ -19,9 +19,9 @@ from shoestring.compiled.scratch import apart
 Turns = NDArray[np.int64]
 
 _TURNS = types.Array(types.int64, 1, "C")
-_NEXT, _DONE, _SIZE = 0, 16, 17  # a cache line each
-# How often to look before letting others run in between, and how often then: some milliseconds
-# for the next phase of a call, a fraction of one for the next call.
+_NEXT, _DONE, _SIZE = 0, 16, 17  # places of both counters, each in a cache line of its own
+# A waiting thread looks `_LOOKS` times without a pause, then more often with `sched_yield` between
+# looks: some milliseconds for the next phase of a call, a fraction of one for the next call.
 _LOOKS, _PATIENT_LOOKS, _IDLE_LOOKS = 2_000, 20_000, 500
 
 
@@ -45,7 +45,7 @@ def take_turns(context, turns, count):
 
 @intrinsic
 def _add(context, turns, place, count):
-    """Add to a number; whoever sees it sees all that was written before."""
+    """Add to a counter; a thread that reads the sum also sees everything this thread wrote before."""
 
     def generate(context, builder, signature, args):
         pointer = builder.gep(_data(context, builder, args[0]), [args[1]])
@@ -56,7 +56,7 @@ def _add(context, turns, place, count):
 
 @intrinsic
 def _look(context, turns, place):
-    """Return a number that other threads change."""
+    """Return a counter that other threads change."""
 
     def generate(context, builder, signature, args):
         pointer = builder.gep(_data(context, builder, args[0]), [args[1]])
@@ -93,25 +93,25 @@ def _await_other(turns, known, patience):
 
 @decode_jit
 def watch(turns):
-    """Wait until a turn has been taken; return the next one, or 0 if that took too long."""
+    """Wait until a thread has taken a turn; return the next turn, or 0 after too long a time."""
     return _await_other(turns, 0, _PATIENT_LOOKS)
 
 
 @decode_jit
 def linger(turns, known):
-    """Wait a little, until the next turn is another one than is known."""
+    """Wait a little, until the next turn differs from `known`."""
     _await_other(turns, known, _IDLE_LOOKS)
 
 
 @decode_jit
 def give_back(turns):
-    """Say that one more helper is done."""
+    """Count one more helper that is done."""
     _add(turns, _DONE, 1)
 
 
 @decode_jit
 def await_count(turns, count):
-    """Wait until so many helpers are done."""
+    """Wait until `count` helpers are done."""
     k = 0
     while _look(turns, _DONE) < count:
         k += 1

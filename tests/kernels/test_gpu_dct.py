@@ -44,12 +44,12 @@ def decode_both(payload: np.ndarray, layout: Layout, weight: float | None) -> li
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_what_the_gpu_sends_and_keeps_is_what_came_in(options):
     values = gradient(LAYOUT)
-    kept = torch.full((LAYOUT.total,), torch.nan)
-    payload = GpuDct(**options).encode(torch.from_numpy(values), LAYOUT, kept).numpy()
+    left_over = torch.full((LAYOUT.total,), torch.nan)
+    payload = GpuDct(**options).encode(torch.from_numpy(values), LAYOUT, left_over).numpy()
     want, got = decode_both(payload, LAYOUT, None)
     assert want.tobytes() == got.tobytes()
-    came_in = want.astype(np.float64) + kept.numpy()
-    assert (came_in == want + kept.numpy()).all()
+    came_in = want.astype(np.float64) + left_over.numpy()
+    assert (came_in == want + left_over.numpy()).all()
     assert np.abs(came_in - values).max() <= 2.0**-16
     assert payload.size == pytest.approx(Dct(**options).encode(values, LAYOUT).size, abs=24)
 

@@ -57,11 +57,11 @@ def verify(codec: Codec, bucket: Bucket) -> Coded:
             )
 
     # Poisoned: what a codec forgets to write shows.
-    kept, decoded = np.full_like(values, np.nan), np.full_like(values, np.nan)
+    left_over, decoded = np.full_like(values, np.nan), np.full_like(values, np.nan)
     payload = codec.encode(values, layout)
     require(payload.nbytes <= codec.max_bytes(layout), f"{payload.nbytes} bytes are above its limit")
     require(_same_bytes(payload, codec.encode(values, layout)), "a second encoding gives other bytes")
-    require(_same_bytes(payload, codec.encode(values, layout, kept)), "feedback changes the bytes")
+    require(_same_bytes(payload, codec.encode(values, layout, left_over)), "feedback changes the bytes")
     if isinstance(codec, ConfiguredCodec) and codec.threads > 1:
         alone = copy.copy(codec)
         alone.threads = 1
@@ -69,9 +69,9 @@ def verify(codec: Codec, bucket: Bucket) -> Coded:
 
     codec.decode(payload, layout, decoded)
     require(bool(np.isfinite(decoded).all()), "it decodes to NaN or infinity")
-    require(_has_exact_sum(decoded, kept), "what is sent plus what is kept is rounded")
-    error = normalised_error(decoded + kept, values, layout)
-    require(error <= _GRID_ERROR, f"what is sent plus what is kept is off by {error:.3g}")
+    require(_has_exact_sum(decoded, left_over), "what is sent plus what is left over is rounded")
+    error = normalised_error(decoded + left_over, values, layout)
+    require(error <= _GRID_ERROR, f"what is sent plus what is left over is off by {error:.3g}")
 
     added = np.zeros_like(values)
     codec.decode(payload, layout, added, 1.0)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shoestring.codec.base import Layout, Payload
 from shoestring.codec.dct import format as fmt
-from shoestring.codec.dct.cpu.backend import pull_entries
+from shoestring.codec.dct.cpu.backend import decode_entries
 from shoestring.codec.dct.stream import Stream, parse
 from shoestring.compiled.crew import Crew
 
@@ -50,7 +50,7 @@ def entropy(nonzero: NDArray[np.int16], zeros: int) -> float:
 
 def _levels(parsed: Stream) -> Iterator[tuple[int, NDArray[np.int16]]]:
     """Go through the chunks: the tensor, and its codes that are not zero."""
-    entries, places, counts = pull_entries(parsed, Crew(threads=1))
+    entries, places, counts = decode_entries(parsed, Crew(threads=1))
     for chunk, tensor in enumerate(parsed.geometry.chunk_rows[:, fmt.CHUNK_TENSOR].tolist()):
         levels = entries[places[chunk] : places[chunk] + counts[chunk]] & 0xFFFF
         signed = np.where(levels & 1, -1 - (levels >> 1), 1 + (levels >> 1))

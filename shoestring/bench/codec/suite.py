@@ -57,7 +57,7 @@ _PATIENCE = 10  # times as long as an effort: then what there is counts
 
 @dataclass(frozen=True)
 class Row:
-    """One codec on one set of gradients. `decode` adds with a weight; `feedback` fills `kept` too."""
+    """One codec on one set of gradients. `decode` adds with a weight; `feedback` fills `left_over` too."""
 
     codec: str
     options: str
@@ -112,13 +112,13 @@ def measure(codec: Codec, bucket: Bucket, memcpy: Memcpy, effort: Effort = FULL)
     """Verify a codec on a bucket, then time it there."""
     values, layout = bucket.values, bucket.layout
     coded = verify(codec, bucket)
-    kept, out = values.copy(), values.copy()
+    left_over, out = values.copy(), values.copy()
 
     cores = Cores(getattr(codec, "threads", 1))
     copies = memcpy.sample(2)
     encode_s = time_call(lambda: codec.encode(values, layout), effort, cores)
     copies += memcpy.sample()
-    feedback_s = time_call(lambda: codec.encode(values, layout, kept), effort, cores)
+    feedback_s = time_call(lambda: codec.encode(values, layout, left_over), effort, cores)
     copies += memcpy.sample()
     decode_s = time_call(lambda: codec.decode(coded.payload, layout, out, 0.5), effort, cores)
     copies += memcpy.sample(2)

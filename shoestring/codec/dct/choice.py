@@ -31,7 +31,7 @@ Headers = NDArray[np.void]
 # The transform must win by this much: codes of plain values cluster more than a short sample shows.
 ADVANTAGE = 0.97
 DEFAULT_BLOCK = 8
-# What a chunk takes besides its codes: header, states, end.
+# Bits of a chunk besides its codes: header, states, end.
 CHUNK_OVERHEAD_BITS = 72
 # Tensors whose steps could leave the range of exponents.
 TOO_SMALL, TOO_LARGE, TOO_LARGE_FOR_HALF = 2.0**-80, 2.0**90, 2.0**110
@@ -42,7 +42,7 @@ STEP_ERROR = 1 / 12
 # Rounding a value to its grid changes it by less than this.
 _SNAPPED = 2.0**-10
 
-# What plain numbers are called in compiled code.
+# Constants of `format.py` under plain names, as compiled code needs them.
 _ZERO, _HALF, _FULL, _PLAIN = fmt.ZERO, fmt.HALF, fmt.FULL, fmt.kind_of_block(1)
 _CODED = -1
 _MIN_CHUNK = fmt.MIN_CHUNK_LOG2
@@ -54,13 +54,15 @@ _THRESHOLD = 1 - float(ROUNDING)
 class Chunking:
     """How long the chunks of a backend are."""
 
-    bits: int  # about so many each: long for a header to be nothing, short for many to be coded at once
+    bits: (
+        int  # of a chunk, about: long enough to make headers cheap, short enough to code many chunks at once
+    )
     most_log2: int
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What a choice depends on beside the values: made once a layout and kept. Equal only to itself."""
+    """Everything a choice depends on besides the values; made once a layout. Equal only to itself."""
 
     options: Options
     wanted: tuple[tuple[int, int], ...]  # a sample each: a tensor and a block size
@@ -78,7 +80,7 @@ class Question:
         return self.sizes, self.first_sample, self.kinds, self.handicap, self.forms, is_full
 
     def budget(self, largest: Floats, chunking: Chunking) -> tuple[float, int]:
-        """Return the bits that are left for codes, and how many values are to be coded with them."""
+        """Return the bits that remain for codes, and the number of values to be coded."""
         spent, values = _outline(*self._arrays, largest)
         allowed = (self.options.bits or 0.0) * self.values
         return (allowed - spent) / (1 + CHUNK_OVERHEAD_BITS / chunking.bits), values
@@ -170,7 +172,7 @@ def is_coded(largest):
 def _part(first_sample, is_full, largest):
     """Return the kind of a tensor that is not coded, or _CODED."""
     small = first_sample < 0
-    if largest < TOO_SMALL:  # nothing is sent and all is kept
+    if largest < TOO_SMALL:  # nothing is sent, all is left over
         return _ZERO
     if largest > (TOO_LARGE_FOR_HALF if small else TOO_LARGE) or (small and is_full):
         return _FULL
@@ -291,7 +293,7 @@ def _choose_at(
     sizes, first_sample, kinds, handicap, forms, is_full, energy, largest, step, bits, errors, chunk_bits,
     most_log2, headers,
 ):  # fmt: skip
-    """Write all headers, given what samples cost at the step itself."""
+    """Write all headers, from the costs of samples at the chosen step."""
     spent, coded, total = 0.0, 0, 0.0
     rates = np.zeros(sizes.size)
     for t in range(sizes.size):

@@ -38,9 +38,11 @@ class Dct(ConfiguredCodec):
         chunks = values // 1024 + tensors + values // fmt.TILE_VALUES
         return fmt.headers_bytes(tensors, tensors, tensors) + 12 * chunks + 8 * values
 
-    def _encode(self, values: Vector, layout: Layout, kept: Vector | None) -> Payload:
+    def _encode(self, values: Vector, layout: Layout, left_over: Vector | None) -> Payload:
         engine = _load(_BACKENDS[self.backend])
-        payload: Payload = _load("coding").encode(engine, self.options, values, layout, kept, self.threads)
+        payload: Payload = _load("coding").encode(
+            engine, self.options, values, layout, left_over, self.threads
+        )
         return payload
 
     def _decode(self, payload: Payload, layout: Layout, out: Vector, weight: float | None) -> None:

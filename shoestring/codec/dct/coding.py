@@ -1,7 +1,7 @@
-"""The steps from a bucket to a stream and back, whatever backend does the heavy part of them.
+"""Encode a bucket to a stream and decode a stream, with any CPU backend.
 
 A backend is a module with `CHUNKING`, `scan`, `costs`, `encode` and `decode`: `cpu/`, or
-`reference.py`. A bucket that lies on a GPU has a way of its own (`gpu/codec.py`).
+`reference.py`. Buckets on a GPU are coded by `gpu/codec.py`.
 """
 
 from collections.abc import Callable
@@ -24,15 +24,20 @@ _CLOSE = 0.1  # of a budget, as a logarithm: a sample says no more, and between 
 
 
 def encode(
-    engine: ModuleType, options: Options, values: Vector, layout: Layout, kept: Vector | None, threads: int
+    engine: ModuleType,
+    options: Options,
+    values: Vector,
+    layout: Layout,
+    left_over: Vector | None,
+    threads: int,
 ) -> Payload:
-    """Turn checked values into a stream; fill `kept` where given."""
+    """Turn checked values into a stream; fill `left_over` where given."""
     with Crew(threads) as crew:
-        return _encode(engine, options, values, layout, kept, crew)
+        return _encode(engine, options, values, layout, left_over, crew)
 
 
 def _encode(
-    engine: ModuleType, options: Options, values: Vector, layout: Layout, kept: Vector | None, crew: Crew
+    engine: ModuleType, options: Options, values: Vector, layout: Layout, left_over: Vector | None, crew: Crew
 ) -> Payload:
     energy, largest, bad = engine.scan(values, layout, crew)
     refuse_bad_tensor(bad, layout)
@@ -49,7 +54,7 @@ def _encode(
     while True:
         steps = of_headers(headers, largest)
         payload: Payload | None
-        payload, too_large = engine.encode(values, headers, lay_out(layout, headers), steps, kept, crew)
+        payload, too_large = engine.encode(values, headers, lay_out(layout, headers), steps, left_over, crew)
         if payload is not None:
             return payload
         headers["chunk_log2"][too_large] = SAFE_CHUNK_LOG2
@@ -58,7 +63,7 @@ def _encode(
 def _find_step(
     engine: ModuleType, question: Question, energy: Floats, largest: Floats, look: Callable[[float], Floats]
 ) -> tuple[float, float, Floats]:
-    """Return the step over rms, the one nearest to it whose costs are known, and these."""
+    """Return the step over rms, the nearest step whose costs were measured, and its costs."""
     step = question.options.step
     if question.options.bits is None:
         return step, step, look(step)
@@ -92,7 +97,7 @@ def decode(
 
 
 def refuse_bad_tensor(bad: int, layout: Layout) -> None:
-    """Raise for the tensor that a scan found not to be finite, if it found one."""
+    """Raise `NonFiniteError` if a scan found a tensor with NaN or infinity."""
     if bad >= 0:
         raise NonFiniteError(
             f"tensor {bad} (shape {layout.shapes[bad]}) holds NaN or infinity",

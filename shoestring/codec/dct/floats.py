@@ -1,6 +1,6 @@
-"""The tensors of a bucket that travel as floats, or not at all: there may be many small ones.
+"""Tensors of a bucket that are sent as floats, or not at all. A bucket may have many small ones.
 
-They are handled together, in compiled loops: NumPy takes longer over a call than over a small
+All of them are handled together, in compiled loops: NumPy takes longer over a call than over a small
 tensor, and its float16 has no vector code on most machines. A float16 is what IEEE 754 says, in
 integers; the scale keeps it from becoming infinite.
 """
@@ -21,17 +21,16 @@ _NORMAL, _MORE_BITS, _BIAS = np.uint32(0x38800000), np.uint32(13), np.uint32(112
 _DENORMAL = np.float32(2.0**-24)  # what denormal float16 numbers count
 
 
-def encode(values: Vector, headers: NDArray[np.void], geometry: Geometry, kept: Vector | None) -> Words:
-    """Return the words of all tensors sent as floats; fill `kept` for these and those sent as zero."""
+def encode(values: Vector, headers: NDArray[np.void], geometry: Geometry, left_over: Vector | None) -> Words:
+    """Return the words of all tensors sent as floats; fill `left_over` for these and those sent as zero."""
     floats = geometry.floats
     words = np.empty(floats.words, "<u2")
-    keep = kept is not None
-    target = values if kept is None else kept
+    target = values[:0] if left_over is None else left_over
     _pack(
         values, values.view(np.uint32), floats.starts, floats.sizes, floats.tensors, floats.is_half,
-        headers.view(np.int8).reshape(-1, 4), words, keep, target,
+        headers.view(np.int8).reshape(-1, 4), words, target,
     )  # fmt: skip
-    if keep:
+    if left_over is not None:
         _copy(values, geometry.zero_starts, geometry.zero_sizes, target)
     return words
 
@@ -70,7 +69,7 @@ def of_half(word):
 
 
 @decode_jit
-def _pack(values, bits, starts, sizes, tensors, is_half, headers, words, keep, kept):
+def _pack(values, bits, starts, sizes, tensors, is_half, headers, words, left_over):
     word = 0
     for k in range(starts.size):
         exponent = headers[tensors[k], 3]
@@ -79,13 +78,13 @@ def _pack(values, bits, starts, sizes, tensors, is_half, headers, words, keep, k
             if is_half[k]:
                 scaled = np.float32(values[i] * inverse)
                 words[word] = to_half(scaled, scaled.view(np.uint32))
-                if keep:
-                    kept[i] = values[i] - of_half(words[word]) * scale
+                if left_over.size:
+                    left_over[i] = values[i] - of_half(words[word]) * scale
                 word += 1
             else:
                 words[word], words[word + 1] = bits[i] & np.uint32(0xFFFF), bits[i] >> np.uint32(16)
-                if keep:
-                    kept[i] = 0
+                if left_over.size:
+                    left_over[i] = 0
                 word += 2
 
 
@@ -111,9 +110,9 @@ def unpack(words, sizes, tensors, is_half, headers, own, bits):
 
 
 @decode_jit
-def _copy(values, starts, sizes, kept):
+def _copy(values, starts, sizes, left_over):
     for k in range(starts.size):
-        copy(values, starts[k], kept, starts[k], sizes[k])
+        copy(values, starts[k], left_over, starts[k], sizes[k])
 
 
 @decode_jit

@@ -1,6 +1,6 @@
 """The layout of a stream: its parts, their limits, and where each of them lies.
 
-README.md beside this file is the specification; `stream.py` reads and writes what is said here.
+README.md beside this file is the specification; `stream.py` reads and writes this layout.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ INVERSE_SHIFT = 12
 
 PREFIX_BYTES = 4
 ALIGNMENT = 4  # of the chunk headers
-# A tensor header as it is kept in memory; in a stream it is shorter.
+# A tensor header in memory; in a stream it is shorter.
 TENSOR = np.dtype([("kind", "u1"), ("chunk_log2", "u1"), ("mantissa", "u1"), ("exponent", "i1")])
 CHUNK = np.dtype("<u4")  # bits 0-17: words, 18-24: gap table, 25-31: level table
 MAX_WORDS = (1 << 18) - 1
@@ -99,7 +99,7 @@ class Geometry:
 
     @cached_property
     def chunk_rows(self) -> NDArray[np.int64]:
-        """All chunks, [chunks, 4]: listed only once a stream turned out to be as long as they are many."""
+        """Chunk table, [chunks, 4]. Built after a stream's length was checked, so its size is bounded."""
         return _find_chunks(self.tiles)
 
 
@@ -120,13 +120,13 @@ def cut(size: int, n: int) -> list[tuple[int, int, int]]:
 
 
 def headers_bytes(tensors: int, exponents: int, coded: int) -> int:
-    """Return how many bytes prefix and headers take, padding included: so many tensors have an exponent,
-    and so many are coded in blocks."""
+    """Return the bytes of prefix and headers, padding included, from the number of tensors, of those with
+    an exponent, and of those coded in blocks."""
     return -(-(PREFIX_BYTES + tensors + exponents + coded) // ALIGNMENT) * ALIGNMENT
 
 
 def lay_out(layout: Layout, headers: NDArray[np.void]) -> Geometry:
-    """Say where everything lies, from the layout and the (checked) tensor headers."""
+    """Return the geometry of a stream, from the layout and the (checked) tensor headers."""
     return _lay_out(layout, headers["kind"].tobytes(), headers["chunk_log2"].tobytes())
 
 
@@ -178,7 +178,7 @@ def _find_chunks(tiles: NDArray[np.int64]) -> NDArray[np.int64]:
     begins = np.where(is_small, 1 << logs, 0)[owner] * (
         np.arange(owner.size) - tiles[owner, TILE_FIRST_CHUNK]
     )
-    # What tiles that share a chunk have together is what the last of them ends at.
+    # The size of a shared chunk is where its last tile ends.
     ends = np.zeros(owner.size, np.int64)
     np.maximum.at(ends, tiles[:, TILE_FIRST_CHUNK], tiles[:, TILE_OFFSET] + sizes)
     chunk_sizes = np.where(is_small[owner], np.minimum(1 << logs[owner], sizes[owner] - begins), ends)

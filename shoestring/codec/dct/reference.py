@@ -3,7 +3,7 @@
 Decoding is the definition. Every other backend gives the same bits as `decode` on any
 stream, and refuses the same streams. Encoding is an example: an encoder may transform
 in any precision and choose any code it likes. Given the same codes, tables and words
-are the same on all backends, and so is `kept`.
+are the same on all backends, and so is `left_over`.
 
 Arrays hold the codes of whole tiles, zeros included, in planar order. The states of
 the entropy coder are Python integers.
@@ -68,7 +68,7 @@ def to_planar(blocks: NDArray[Any], rest: NDArray[Any]) -> NDArray[Any]:
 
 
 def from_planar(codes: NDArray[Any], blocks: int, n: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Undo `to_planar`."""
+    """Return blocks and rest: the inverse of `to_planar`."""
     area = n * n
     return codes[: blocks * area].reshape(area, blocks).T.reshape(blocks, n, n), codes[blocks * area :]
 
@@ -98,7 +98,7 @@ def inverse(blocks: Codes) -> Codes:
 
 
 def to_values(integers: Codes, mantissa: np.float32, scale: np.float32) -> Vector:
-    """Turn what `inverse` gives into floats. The integer is below 2**24: exact."""
+    """Turn integers of `inverse` into floats; exact, because they are below 2**24."""
     rounded = (integers + (1 << (INVERSE_SHIFT - 1))) >> INVERSE_SHIFT  # this sum does not wrap
     return (rounded * int(mantissa)).astype(np.float32) * scale
 
@@ -111,7 +111,7 @@ def tile_values(codes: Codes, blocks: int, n: int, mantissa: np.float32, scale: 
 
 
 def touched(codes: Codes, blocks: int, n: int) -> NDArray[np.bool_]:
-    """Say which values of a tile are added to: those of blocks that have a code, and the rest's own."""
+    """Return a mask of the values that decoding changes: blocks that have a code, and coded rest values."""
     own, rest = from_planar(codes, blocks, n)
     return np.concatenate([np.repeat(own.any(axis=(1, 2)), n * n), rest != 0])
 
@@ -135,13 +135,13 @@ class _Writer:
         self._freq, self._cum = FREQ[table].tolist(), CUM[table].tolist()
         self._words = words
 
-    def push(self, symbol: int) -> None:
+    def put(self, symbol: int) -> None:
         freq = self._freq[symbol]
         if self.state >= freq << 20:
             self._spill()
         self.state = (self.state // freq << PROBABILITY_BITS) + self.state % freq + self._cum[symbol]
 
-    def push_bits(self, bits: int, value: int) -> None:
+    def put_bits(self, bits: int, value: int) -> None:
         if self.state >= 1 << (32 - bits):
             self._spill()
         self.state = self.state << bits | value
@@ -181,11 +181,11 @@ def encode_chunk(codes: Codes) -> tuple[int, list[int]]:
     for i in range(gaps.size - 1, -1, -1):
         if i < places.size:
             level_symbol = int(level_symbols[i])
-            level_writer.push_bits(int(EXTRA[level_symbol]) + 1, level_rests[i])
-            level_writer.push(level_symbol)
+            level_writer.put_bits(int(EXTRA[level_symbol]) + 1, level_rests[i])
+            level_writer.put(level_symbol)
         gap_symbol = int(gap_symbols[i])
-        gap_writer.push_bits(int(EXTRA[gap_symbol]), gap_rests[i])
-        gap_writer.push(gap_symbol)
+        gap_writer.put_bits(int(EXTRA[gap_symbol]), gap_rests[i])
+        gap_writer.put(gap_symbol)
     states = [gap_writer.state & 0xFFFF, gap_writer.state >> 16]
     states += [level_writer.state & 0xFFFF, level_writer.state >> 16]
     words = states + backwards[::-1]
@@ -224,14 +224,14 @@ class _Reader:
         if self.state < LOWEST:
             raise _DamagedError
 
-    def pull(self) -> int:
+    def take(self) -> int:
         slot = self.state & ((1 << PROBABILITY_BITS) - 1)
         symbol = int(self._slot[slot])
         self.state = self._freq[symbol] * (self.state >> PROBABILITY_BITS) + slot - self._cum[symbol]
         self._refill()
         return symbol
 
-    def pull_bits(self, bits: int) -> int:
+    def take_bits(self, bits: int) -> int:
         value = self.state & ((1 << bits) - 1)
         self.state >>= bits
         self._refill()
@@ -243,7 +243,7 @@ class _Reader:
 
 
 def decode_chunk(header: int, own: NDArray[np.uint16], size: int) -> Codes | None:
-    """Return a chunk's codes; None if its words are not what an encoder could have written."""
+    """Return a chunk's codes, or None if no encoder could have written its words."""
     codes = np.zeros(size, np.int64)
     if own.size == 0:
         return codes
@@ -252,12 +252,12 @@ def decode_chunk(header: int, own: NDArray[np.uint16], size: int) -> Codes | Non
         gaps, levels = _Reader(header >> 18 & 127, words), _Reader(header >> 25, words)
         position = 0
         while position < size:
-            symbol = gaps.pull()
-            position += int(START[symbol]) + gaps.pull_bits(int(EXTRA[symbol]))
+            symbol = gaps.take()
+            position += int(START[symbol]) + gaps.take_bits(int(EXTRA[symbol]))
             if position >= size:
                 break
-            symbol = levels.pull()
-            rest = levels.pull_bits(int(EXTRA[symbol]) + 1)
+            symbol = levels.take()
+            rest = levels.take_bits(int(EXTRA[symbol]) + 1)
             level = int(START[symbol]) + (rest >> 1) + 1
             if level > NO_CODE:
                 return None
@@ -345,7 +345,7 @@ def encode(
     headers: NDArray[np.void],
     geometry: Geometry,
     steps: Steps,
-    kept: Vector | None,
+    left_over: Vector | None,
     crew: Crew,
 ) -> tuple[Payload | None, int]:
     """Return the stream; or None, and a tensor one of whose chunks has more codes than a header can count."""
@@ -354,9 +354,9 @@ def encode(
         inverse_step, threshold, magic, mantissa, scale = steps[tensor, :5]
         snapped = (values[start : start + size] + magic) - magic
         codes = quantise(forward(snapped, blocks, n), inverse_step, threshold)
-        if kept is not None:
+        if left_over is not None:
             sent = tile_values(codes, blocks, n, mantissa, scale)
-            kept[start : start + size] = snapped - sent
+            left_over[start : start + size] = snapped - sent
         tiles.append(codes)
     chunk_headers = np.zeros(geometry.chunks, CHUNK)
     words: list[int] = []
@@ -365,7 +365,7 @@ def encode(
             return None, int(geometry.chunk_rows[chunk, CHUNK_TENSOR])
         chunk_headers[chunk], chunk_words = encode_chunk(codes)
         words += chunk_words
-    own_floats = floats.encode(values, headers, geometry, kept)
+    own_floats = floats.encode(values, headers, geometry, left_over)
     return join(headers, geometry, chunk_headers, own_floats, np.array(words, "<u2")), -1
 
 

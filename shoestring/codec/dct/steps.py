@@ -45,7 +45,7 @@ def of_headers(headers: NDArray[np.void], largest: NDArray[np.float64]) -> Steps
 
 
 def find_steps(headers: NDArray[np.void], largest: NDArray[np.float64], steps: Steps) -> None:
-    """Do the same in memory that is there already."""
+    """Like `of_headers`, but write into `steps` instead of allocating."""
     _find_steps(headers.view(np.uint8).reshape(-1, 4), largest, True, steps)
 
 
@@ -64,7 +64,7 @@ def _find_steps(headers, largest, known, steps):
         step = math.ldexp(float(mantissa), exponent)
         magic = 0.0
         if known:
-            # All of came in, sent and kept lie below this, and so below 2**23 grid units.
+            # All of came in, sent and left over lie below this, and so below 2**23 grid units.
             bound = 2 * min(largest[t], MAX_STEPS * step) + 32 * step
             magic = math.ldexp(1.5, math.frexp(bound)[1])
         steps[t, INVERSE] = np.float32(1 / step)

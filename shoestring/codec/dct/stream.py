@@ -1,7 +1,7 @@
 """A stream as bytes: the one reader and the one writer of its headers, for all backends.
 
 `parse` checks everything that can be checked without decoding symbols and hands out arrays of
-fixed types; a backend never looks at a length that it has not been through. It is compiled, as
+fixed types; a backend reads no length that `parse` has not checked. It is compiled:
 NumPy takes longer over the headers of a small part than a decoder over its codes.
 """
 
@@ -40,7 +40,7 @@ from shoestring.errors import StreamError
 _LOW_BITS = 4  # of a byte that a mantissa takes, below the size of chunks
 _LOW = (1 << _LOW_BITS) - 1
 
-# What may be wrong with the beginning of a stream; any number from 0 on is a tensor whose header is.
+# Errors in the beginning of a stream; a number from 0 on names a tensor whose header is wrong.
 _FINE, _SHORT, _OTHER_CODEC, _OTHER_VERSION, _OTHER_COUNT = -1, -2, -3, -4, -5
 
 
@@ -87,7 +87,7 @@ def parse(payload: Payload, layout: Layout) -> Stream:
 
 
 def new_payload(headers: NDArray[np.void], geometry: Geometry, size: int) -> Payload:
-    """Return a payload of so many bytes, whose prefix and tensor headers are written."""
+    """Return a payload of `size` bytes, with prefix and tensor headers already written."""
     payload = np.empty(size, np.uint8)
     _write_headers(headers.view(np.uint8).reshape(-1, TENSOR.itemsize), payload[: geometry.chunks_at])
     return payload

@@ -1,4 +1,4 @@
-"""What the plain codecs share: the header, the length, and what was not sent.
+"""What the plain codecs share: the header, the length check, and `left_over`.
 
 A payload is a header and a body whose length follows from the layout alone:
 
@@ -49,15 +49,15 @@ class PlainCodec(ConfiguredCodec):
         check = zlib.crc32(write_options(self.options).encode()) & 0xFFFF
         return bytes((self.code, self.version)) + check.to_bytes(2, "little")
 
-    def _encode(self, values: Vector, layout: Layout, kept: Vector | None) -> Payload:
+    def _encode(self, values: Vector, layout: Layout, left_over: Vector | None) -> Payload:
         refuse_non_finite(values, layout)
         payload = np.empty(self.max_bytes(layout), np.uint8)
         payload[:HEADER_BYTES] = np.frombuffer(self._header(), np.uint8)
         self._write(values, layout, payload[HEADER_BYTES:])
-        if kept is not None:
+        if left_over is not None:
             # Exact, by Sterbenz's argument: what was decoded is a multiple of the value's last
             # place and no further from the value than 0 is, so the difference fits 24 bits too.
-            np.subtract(values, self._read(payload[HEADER_BYTES:], layout), out=kept)
+            np.subtract(values, self._read(payload[HEADER_BYTES:], layout), out=left_over)
         return payload
 
     def _decode(self, payload: Payload, layout: Layout, out: Vector, weight: float | None) -> None:

@@ -1,12 +1,12 @@
 """Every value rounded to IEEE 754 binary16: two bytes each.
 
 Body: the values as binary16, rounded to nearest, ties to even. A value beyond
-+-65504 is sent as that limit and the rest is kept, so it drains over several
-pushes; a value too small is sent as 0 and kept until it has grown.
++-65504 is sent as that limit and the rest is left over, so it drains over several
+pushes; a value too small is sent as 0 and left over until it has grown.
 
 From 2**29 on, 65504 is no multiple of a value's last place and taking it off
 would round. There the largest multiple below it is sent; from 2**39 on that is
-0, and the value stays kept as a whole.
+0, and the whole value is left over.
 """
 
 import numpy as np

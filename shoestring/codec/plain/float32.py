@@ -1,4 +1,4 @@
-"""Every value as it is: four bytes each, nothing kept.
+"""Every value as it is: four bytes each, nothing left over.
 
 Body: the values as IEEE 754 binary32.
 """

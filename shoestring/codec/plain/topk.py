@@ -1,4 +1,4 @@
-"""The largest values of each tensor, exact, and the rest kept.
+"""The largest values of each tensor, exact; the others are left over.
 
 Of a tensor with n > 0 values the `max(1, round(ratio * n))` largest by magnitude
 are sent; among equals the lower index wins, so a payload is a function of the

@@ -15,7 +15,7 @@ from shoestring.codec.base import Layout
 from shoestring.codec.dct.cpu import adder
 from shoestring.codec.dct.cpu import backend as cpu
 from shoestring.codec.dct.cpu import measure
-from shoestring.codec.dct.cpu import pull
+from shoestring.codec.dct.cpu import decoder
 from shoestring.compiled import turns
 from shoestring.codec.registry import make
 from shoestring.server.warmup import warm_up
@@ -23,7 +23,7 @@ from shoestring.server.warmup import warm_up
 def compiled():
     sizes = [kernel(n) for n in (1, 3, 5, 8) for kernel in (cpu._encoder, adder.adder, measure._measurer)]
     waiting = turns.watch, turns.linger, turns.give_back, turns.await_count
-    return [len(kernel.signatures) for kernel in (pull.pull_chunks, measure._scan, *waiting, *sizes)]
+    return [len(kernel.signatures) for kernel in (decoder.decode_chunks, measure._scan, *waiting, *sizes)]
 
 warm_up()
 before = compiled()

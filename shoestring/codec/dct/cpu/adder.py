@@ -28,8 +28,8 @@ from shoestring.compiled.jit import Kernel, decode_jit, specialise
 from shoestring.compiled.scratch import apart, owned
 from shoestring.compiled.turns import take_turn
 
-# Stand for a block size, its area, the blocks of a group, the list of each frequency and
-# kernels for it (`specialise`).
+# Placeholders, which `specialise` replaces: a block size, its area, the blocks of a group, the list of
+# each frequency, and kernels for this block size.
 n = area = width = 0
 order = np.zeros(1, np.int64)
 inverse = inverse_few = scatter = scatter_planar = add_few = add_many = None
@@ -77,7 +77,7 @@ def _add_few(out, blocks, codes, rows, mantissa, scale, weight, s, values):
 
 
 def _add_8(out, blocks, codes, rows, mantissa, scale, weight, s, values):
-    """Do the same in registers."""
+    """Like `_add_few`, for blocks of 8 x 8, in registers."""
     for b in range(blocks):
         if rows[b]:
             rows[b] = 0

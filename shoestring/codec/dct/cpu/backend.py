@@ -2,7 +2,7 @@
 
 No kernel holds the GIL. Tiles with the same block size are handed to a thread
 together, so the cost of a call does not grow with the number of tensors. Scratch
-memory belongs to a thread and is kept between calls.
+memory belongs to a thread and stays between calls.
 """
 
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ from numpy.typing import NDArray
 from shoestring.codec.base import Payload, Vector
 from shoestring.codec.dct import floats
 from shoestring.codec.dct.choice import Chunking
-from shoestring.codec.dct.cpu import pull
+from shoestring.codec.dct.cpu import decoder
 from shoestring.codec.dct.cpu.adder import adder, inverse_room
-from shoestring.codec.dct.cpu.entropy import (
+from shoestring.codec.dct.cpu.encoder import (
     BEGIN,
     CHUNK_COLUMNS,
+    ENCODING,
     END,
     FIRST,
     NUMBER,
     PAIR_WORDS,
     PAIRS,
-    PUSHES,
     SPARE_WORDS,
     TAIL,
     choose_tables,
+    encode_chunks,
     pack_pairs,
-    push_chunks,
     write_chunk,
 )
 from shoestring.codec.dct.cpu.lists import PADDING, group_room, list_order, lister
@@ -67,12 +67,12 @@ from shoestring.errors import StreamError
 __all__ = ["CHUNKING", "costs", "decode", "encode", "scan"]
 
 _NOTHING = np.empty(0, np.float32)
-# Pairs are pushed when there are so many: few enough to be still in a near cache.
+# Pairs are encoded when there are this many: few enough to be still in a near cache.
 PAIRS_AT_ONCE = 1 << 15
 _WORTH_A_THREAD = 300_000  # nanoseconds of work: to wake a thread takes some 50,000
 CHUNKING = Chunking(bits=8192, most_log2=MAX_CHUNK_LOG2)
 
-# Stand for the area of a block size, the list of each frequency and the lister (`specialise`).
+# Placeholders, which `specialise` replaces: a block's area, the list of each frequency, the lister.
 area = 0
 order = np.zeros(1, np.int64)
 make_lists = None
@@ -80,8 +80,8 @@ make_lists = None
 
 @decode_jit
 def _flush(pairs, chunks, infos, words, out, written, places, headers):
-    """Push all chunks that wait and write them behind what all threads have written so far."""
-    push_chunks(pairs, chunks, infos, words)
+    """Encode all waiting chunks; append their words to `out`, which all threads share."""
+    encode_chunks(pairs, chunks, infos, words)
     for c in range(chunks.shape[0]):
         number = chunks[c, NUMBER]
         at = take_turns(written, chunks[c, END] - chunks[c, BEGIN] + STATE_WORDS)
@@ -90,7 +90,7 @@ def _flush(pairs, chunks, infos, words, out, written, places, headers):
 
 @decode_jit
 def _cut_gaps(entries, count, size):
-    """Put entries that are no codes where a gap would be too long; return how many entries there are.
+    """Cut gaps that are too long by entries of level `NO_CODE`; return the number of entries.
 
     They go to the end of a gap that is as long as one may be.
     """
@@ -116,7 +116,7 @@ def _cut_gaps(entries, count, size):
 
 
 def _encode_tiles(
-    values, tiles, units, turns, steps, lists, group, coder, out, written, places, headers, keep, kept
+    values, tiles, units, turns, steps, lists, group, coder, out, written, places, headers, left_over
 ):
     """Take tiles, or those that share a chunk, and encode them.
 
@@ -143,8 +143,8 @@ def _encode_tiles(
             mantissa, scale = np.int32(own_step[MANTISSA]), own_step[SCALE]
             step = (own_step[INVERSE], own_step[THRESHOLD], own_step[MAGIC], mantissa, scale)
             stride = blocks + PADDING
-            x, target = values[start : start + size], kept[start : start + size] if keep else kept
-            make_lists(x, blocks, step, stride, entries, counts, group, keep, target)
+            x, target = values[start : start + size], left_over[start : start + size]
+            make_lists(x, blocks, step, stride, entries, counts, group, target)
             for f in range(area + 1):
                 row = entries[order[f] * stride : order[f] * stride + counts[order[f]]]
                 for i in range(row.size):
@@ -204,9 +204,9 @@ def _gather(headers, places, out, chunks, words):
 
 @making_jit
 def _place_entries(chunks, word_starts):
-    """Say where the entries of each chunk go, and how many there may be in all.
+    """Return where the entries of each chunk begin, and the most entries of all chunks.
 
-    A code takes its sign from the level state, a bit at least, and pulling a symbol never makes
+    A code takes its sign from the level state, a bit at least, and taking a symbol never makes
     a state larger. So four words for the first states, of which the level state can spare 16
     bits, and 16 bits for each further word are more than enough. There is no more room than that:
     entries that lie far and equally far apart would compete for the same cache lines.
@@ -221,11 +221,11 @@ def _place_entries(chunks, word_starts):
 
 @dataclass(frozen=True)
 class _Tiles:
-    """All tiles of one block size, and what memory they take."""
+    """All tiles of one block size, and the sizes of scratch arrays that they need."""
 
     n: int
     tiles: NDArray[np.int64]
-    units: NDArray[np.int64]  # where each run of tiles that one thread encodes begins, and where all end
+    units: NDArray[np.int64]  # first tile of each unit: tiles that share a chunk; and the number of tiles
     most: int  # values of a tile
     blocks: int  # of a tile
     chunks: int
@@ -233,10 +233,10 @@ class _Tiles:
 
 @dataclass(frozen=True)
 class _Work:
-    """What there is to do for a geometry, and how many threads it is worth at the most."""
+    """The work of coding one geometry: its tiles, and how many threads they are worth."""
 
     tiles: tuple[_Tiles, ...]
-    words: int  # at the most
+    words: int  # upper limit of the words of all chunks
     encoders: int
     decoders: int
 
@@ -279,7 +279,7 @@ def encode(
     headers: NDArray[np.void],
     geometry: Geometry,
     steps: Steps,
-    kept: Vector | None,
+    left_over: Vector | None,
     crew: Crew,
 ) -> tuple[Payload | None, int]:
     """Return the stream; or None, and a tensor one of whose chunks has more codes than a header can count."""
@@ -301,21 +301,21 @@ def encode(
         coder = (
             room("pairs", pairs, np.uint64),
             room("chunks", CHUNK_COLUMNS * chunks, np.int64)[: CHUNK_COLUMNS * chunks].reshape(chunks, -1),
-            PUSHES,
+            ENCODING,
             room("words", PAIR_WORDS * pairs + SPARE_WORDS * chunks, np.uint16),
             room("histograms", 4 * SYMBOLS, np.int32).reshape(4, SYMBOLS),
             room("costs", TABLES, np.int32),
         )
         too_large: int = _encoder(n)(
             values, part.tiles, part.units, turns, steps, lists, group_room(n), coder, out, written, places,
-            chunk_headers, kept is not None, _NOTHING if kept is None else kept,
+            chunk_headers, _NOTHING if left_over is None else left_over,
         )  # fmt: skip
         return too_large
 
     def encode_on_thread(turns: Turns) -> int:
         too_large = max(map(encode_some, work.tiles, [turns, *more]), default=-1)
-        if take_turn(once) == 0:  # by whoever is there first, while another ends its last tile
-            own_floats.append(floats.encode(values, headers, geometry, kept))
+        if take_turn(once) == 0:  # the first thread without a tile, while others end their last
+            own_floats.append(floats.encode(values, headers, geometry, left_over))
         return too_large
 
     too_large = max(crew.run(work.encoders, encode_on_thread))
@@ -328,8 +328,8 @@ def encode(
     return payload, -1
 
 
-def pull_entries(stream: Stream, crew: Crew) -> tuple[NDArray[np.int64], ...]:
-    """Decode all chunks: return entries, where those of each chunk begin, and how many it has.
+def decode_entries(stream: Stream, crew: Crew) -> tuple[NDArray[np.int64], ...]:
+    """Decode all chunks: return entries, each chunk's first entry, and each chunk's number of entries.
 
     The entries lie in this thread's memory, until its next call.
     """
@@ -338,14 +338,14 @@ def pull_entries(stream: Stream, crew: Crew) -> tuple[NDArray[np.int64], ...]:
     entries = room("entries", most, np.int64)
     counts = np.empty(stream.geometry.chunks, np.int64)
 
-    def pull_some(turns: Turns) -> int:
-        bad: int = pull.pull_chunks(
-            rows, turns, stream.words, stream.word_starts, stream.chunks, SLOT, pull.PULLS,
-            room("lanes", 2 * pull.LANE, np.uint64).reshape(2, pull.LANE), entries, places, counts,
+    def decode_some(turns: Turns) -> int:
+        bad: int = decoder.decode_chunks(
+            rows, turns, stream.words, stream.word_starts, stream.chunks, SLOT, decoder.DECODING,
+            room("lanes", 2 * decoder.LANE, np.uint64).reshape(2, decoder.LANE), entries, places, counts,
         )  # fmt: skip
         return bad
 
-    bad = max(crew.run(work.decoders, pull_some))
+    bad = max(crew.run(work.decoders, decode_some))
     if bad >= 0:
         raise StreamError(f"chunk {bad} is damaged", hint=HINT)
     return entries, places, counts
@@ -353,7 +353,7 @@ def pull_entries(stream: Stream, crew: Crew) -> tuple[NDArray[np.int64], ...]:
 
 def decode(stream: Stream, out: Vector, weight: np.float32, crew: Crew) -> None:
     """Add the decoded tiles times `weight` onto `out`; touch it only if all of them are valid."""
-    entries, places, counts = pull_entries(stream, crew)
+    entries, places, counts = decode_entries(stream, crew)
     work = _work(stream.geometry)
     more = [new_turns() for _ in work.tiles[1:]]
 

@@ -26,18 +26,18 @@ from shoestring.codec.dct.steps import ROUNDING
 from shoestring.compiled.jit import Kernel, encode_jit, specialise
 from shoestring.compiled.scratch import apart, owned
 
-# Between lists, and planes of codes: those that are a power of two apart would share one cache set.
+# Entries between lists, and codes between planes: at distances of a power of two they share a cache set.
 PADDING = 17
 # Groups with more codes than one in this many values are handled as a whole.
 FEW = 24
 
 _ONE = np.uint64(1)
 
-# Stand for a block size, its area, the blocks of a group, whether the lists are only a
-# sample's, and kernels for it (`specialise`).
+# Placeholders, which `specialise` replaces: a block size, its area, the blocks of a group, whether the
+# lists are those of a sample, and kernels for this block size.
 n = area = width = 0
 measuring = False
-transform = inverse = inverse_few = keep_group = list_blocks = None
+transform = inverse = inverse_few = leave_group = list_blocks = None
 
 
 @encode_jit
@@ -63,28 +63,28 @@ def _gain(c, magnitude, inverse_step):
 
 
 @encode_jit
-def _keep_block(x, first, magic, kept):
-    source, target = x[first : first + 64], kept[first : first + 64]
+def _snap_block(x, first, magic, left_over):
+    source, target = x[first : first + 64], left_over[first : first + 64]
     for i in range(64):
         target[i] = (source[i] + magic) - magic
 
 
-def _list_1(x, blocks, step, stride, entries, counts, group, keep, kept):
+def _list_1(x, blocks, step, stride, entries, counts, group, left_over):
     inverse_step, threshold, magic, mantissa, scale = step
     count = 0
     gain = 0.0
     for first in range(0, blocks, 64):
         if first + 64 <= blocks:
             bits = large_64(x, first, magic, threshold)
-            if keep:
-                _keep_block(x, first, magic, kept)
+            if left_over.size:
+                _snap_block(x, first, magic, left_over)
         else:
             bits = np.uint64(0)
             for i in range(first, blocks):
                 value = (x[i] + magic) - magic
                 bits |= np.uint64(abs(value) >= threshold) << np.uint64(i - first)
-                if keep:
-                    kept[i] = value
+                if left_over.size:
+                    left_over[i] = value
         while bits:
             i = first + np.int64(trailing_zeros(bits))
             bits &= bits - _ONE
@@ -94,19 +94,19 @@ def _list_1(x, blocks, step, stride, entries, counts, group, keep, kept):
             count += 1
             if measuring:
                 gain += _gain(value, magnitude, inverse_step)
-            if keep:
-                kept[i] = value - to_value(_signed(magnitude, value) << 18, mantissa, scale)
+            if left_over.size:
+                left_over[i] = value - to_value(_signed(magnitude, value) << 18, mantissa, scale)
     counts[0] = count
     return gain
 
 
-def _list_8(x, blocks, step, stride, entries, counts, group, keep, kept):
-    """Lists are in lane order."""
+def _list_8(x, blocks, step, stride, entries, counts, group, left_over):
+    """Like `_list_1`, for blocks of 8 x 8: a list for each coefficient, in lane order."""
     inverse_step, threshold, magic, mantissa, scale = step
     z, codes, values = group
     gain = 0.0
     for g in range(64):
-        counts[g] = g * stride  # where the next entry goes, until all are there
+        counts[g] = g * stride  # place of the next entry; the count once all blocks are listed
     for b in range(blocks):
         found = bits = transform_8(x, b * 64, magic, threshold, z)
         while bits:
@@ -119,13 +119,13 @@ def _list_8(x, blocks, step, stride, entries, counts, group, keep, kept):
             counts[g] = at + 1
             if measuring:
                 gain += _gain(c, magnitude, inverse_step)
-            if keep:
+            if left_over.size:
                 codes[g] = _signed(magnitude, c)
-        if keep:
-            _keep_block(x, b * 64, magic, kept)
+        if left_over.size:
+            _snap_block(x, b * 64, magic, left_over)
             if found:
                 inverse_8(codes, 0, mantissa, scale, values)
-                target = kept[b * 64 : b * 64 + 64]
+                target = left_over[b * 64 : b * 64 + 64]
                 for i in range(64):
                     target[i] -= values[i]
                     codes[i] = 0
@@ -134,8 +134,8 @@ def _list_8(x, blocks, step, stride, entries, counts, group, keep, kept):
     return gain
 
 
-def _keep_group(x, first, lanes, step, few, codes, rows, y, many, values, kept):
-    """Write what the codes of a group leave of `x`."""
+def _leave_group(x, first, lanes, step, few, codes, rows, y, many, values, left_over):
+    """Write `x` less the decoded codes of a group to `left_over`."""
     _, _, magic, mantissa, scale = step
     if not few:
         inverse(many)
@@ -144,7 +144,7 @@ def _keep_group(x, first, lanes, step, few, codes, rows, y, many, values, kept):
                 values[f, b] = to_value(many[f, b], mantissa, scale)
     for b in range(lanes):
         source = x[(first + b) * area : (first + b + 1) * area]
-        target = kept[(first + b) * area : (first + b + 1) * area]
+        target = left_over[(first + b) * area : (first + b + 1) * area]
         for f in range(area):
             target[f] = (source[f] + magic) - magic
         if not few:
@@ -159,7 +159,7 @@ def _keep_group(x, first, lanes, step, few, codes, rows, y, many, values, kept):
             rows[b] = 0
 
 
-def _list_groups(x, blocks, step, stride, entries, counts, group, keep, kept):
+def _list_groups(x, blocks, step, stride, entries, counts, group, left_over):
     inverse_step, threshold, magic, _, _ = step
     s, flat, flags, flag_words, codes, rows, y, many = group
     gain = 0.0
@@ -188,7 +188,7 @@ def _list_groups(x, blocks, step, stride, entries, counts, group, keep, kept):
                         count += 1
                         if measuring:
                             gain += _gain(flat[i], magnitude, inverse_step)
-                        if keep:
+                        if left_over.size:
                             codes[b * area + f] = _signed(magnitude, flat[i])
                             rows[b] |= _ONE << np.uint64(f // n)
                 found += count - counts[f]
@@ -210,16 +210,16 @@ def _list_groups(x, blocks, step, stride, entries, counts, group, keep, kept):
                 found += count - counts[f]
                 counts[f] = count
         before = found
-        if keep:
-            keep_group(x, first, lanes, step, few, codes, rows, y, many, s, kept)
+        if left_over.size:
+            leave_group(x, first, lanes, step, few, codes, rows, y, many, s, left_over)
     return gain
 
 
-def _list(x, blocks, step, stride, entries, counts, group, keep, kept):
+def _list(x, blocks, step, stride, entries, counts, group, left_over):
     inverse_step, threshold, magic, mantissa, scale = step
     for f in range(area + 1):
         counts[f] = 0
-    gain = list_blocks(x, blocks, step, stride, entries, counts, group, keep, kept)
+    gain = list_blocks(x, blocks, step, stride, entries, counts, group, left_over)
     count = 0
     for i in range(blocks * area, x.size):
         value = (x[i] + magic) - magic
@@ -229,19 +229,19 @@ def _list(x, blocks, step, stride, entries, counts, group, keep, kept):
             entries[area * stride + count] = _entry(i - blocks * area, magnitude, value)
             count += 1
             sent = to_value(_signed(magnitude, value) << 18, mantissa, scale)
-        if keep:
-            kept[i] = value - sent
+        if left_over.size:
+            left_over[i] = value - sent
     counts[area] = count
     return gain
 
 
 @cache
 def lister(n: int, measuring: bool = False) -> Kernel:
-    """Return `kernel(x, blocks, step, stride, entries, counts, group, keep, kept)` for n x n blocks.
+    """Return `kernel(x, blocks, step, stride, entries, counts, group, left_over)` for n x n blocks.
 
     List k starts at `entries[k * stride]` and has `counts[k]` entries; `list_order` says whose
-    it is. What is kept goes to `kept` if `keep` says so. Returns, when measuring, by how much
-    the codes of the blocks lower the squared error, in steps squared.
+    it is. `left_over`, unless it is empty, receives x less what its codes decode to. Returns, when
+    measuring, by how much the codes of the blocks lower the squared error, in steps squared.
     """
     constants: dict[str, Any] = {"n": n, "area": n * n, "width": lanes_of(n), "measuring": measuring}
     suffix = f"{n}_{measuring}"
@@ -249,9 +249,9 @@ def lister(n: int, measuring: bool = False) -> Kernel:
         blocks = specialise(encode_jit, _list_1 if n == 1 else _list_8, suffix, **constants)
     else:
         inverses = {"inverse": inverse_group(n), "inverse_few": inverse_block(n)}
-        keeper = specialise(encode_jit, _keep_group, n, **inverses, **constants)
+        leave = specialise(encode_jit, _leave_group, n, **inverses, **constants)
         blocks = specialise(
-            encode_jit, _list_groups, suffix, transform=forward_group(n), keep_group=keeper, **constants
+            encode_jit, _list_groups, suffix, transform=forward_group(n), leave_group=leave, **constants
         )
     return specialise(encode_jit, _list, suffix, list_blocks=blocks, **constants)
 

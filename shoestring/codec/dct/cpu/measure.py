@@ -1,4 +1,4 @@
-"""Measure a bucket on the CPU: what an encoder must know before it chooses.
+"""Measure a bucket on the CPU: magnitudes of tensors and costs of samples, for `choice.py`.
 
 `scan` reads everything once (energy, largest magnitude, NaN). `costs` transforms a few
 groups of blocks of each tensor and says how many bits the real coder would take for them
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shoestring.codec.base import Layout, Vector
 from shoestring.codec.dct.choice import Floats, Question, is_coded
-from shoestring.codec.dct.cpu.entropy import cheapest_table, extra_bits_of, symbol_of
+from shoestring.codec.dct.cpu.encoder import cheapest_table, extra_bits_of, symbol_of
 from shoestring.codec.dct.cpu.lists import group_room, list_order, lister
 from shoestring.codec.dct.sampling import lanes_of, sample_shape
 from shoestring.codec.dct.steps import ROUNDING
@@ -29,9 +29,9 @@ from shoestring.compiled.turns import Turns, new_turns, take_turn
 _NON_FINITE = np.int32(0x7F800000)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _SEGMENT = 1 << 16
-# Values that a thread scans at a time: memory is read fastest in long runs, as long as all have some.
+# Values that a thread scans at a time: long runs are read fastest, but every thread needs a run.
 _RUNS, _SHORTEST_RUN, _LONGEST_RUN = 16, 1 << 16, 1 << 19
-# How many values are worth a further thread: to wake one takes as long as some of them.
+# Values that are worth one more thread: waking a thread takes time too.
 _SCANNED, _SAMPLED = 1 << 20, 1 << 17
 
 
@@ -56,7 +56,7 @@ def _scan(values, bits, starts, sizes, runs, turns, energy, top):
 
 @dataclass(frozen=True)
 class _Segments:
-    """A bucket cut into pieces of one tensor each, and these into runs that threads take."""
+    """A bucket cut into pieces of one tensor each; a thread takes a run of pieces."""
 
     begins: NDArray[np.int64]  # [tensors + 1], the first piece of each tensor
     starts: NDArray[np.int64]
@@ -110,7 +110,7 @@ def scan(values: Vector, layout: Layout, crew: Crew) -> tuple[Floats, Floats, in
     return energy, largest, _sum_up(cut.begins, sums, tops, energy, largest)
 
 
-# Stand for a block's area, the list of each frequency and the lister of its size (`specialise`).
+# Placeholders, which `specialise` replaces: a block's area, the list of each frequency, the lister.
 area = 0
 order = np.zeros(1, np.int64)
 make_lists = None
@@ -159,7 +159,7 @@ def _measure(
                 copy(x, first * area, run, r * each * area, each * area)
             own = run[: lanes * area]
             error += _energy(own) * np.float64(inverse_step) ** 2
-            error -= make_lists(own, lanes, step, lanes, entries, counts, group, False, own)
+            error -= make_lists(own, lanes, step, lanes, entries, counts, group, own[:0])
             for f in range(area):
                 row = order[f] * lanes
                 for i in range(counts[order[f]]):
@@ -203,7 +203,7 @@ def _make_room(n: int) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples of one block size: their numbers and tensors, and where these lie."""
+    """Samples of one block size: their numbers, their tensors and the tensors' places."""
 
     n: int
     numbers: NDArray[np.int64]
@@ -215,7 +215,7 @@ class _Samples:
 
 @lru_cache(maxsize=1024)
 def _samples(layout: Layout, question: Question) -> tuple[list[_Samples], int]:
-    """List the samples by block size, the largest first; say how many values they have together."""
+    """List the samples by block size, the largest first; return these and their number of values."""
     wanted = question.wanted
     shapes = np.array([sample_shape(layout.sizes[index], n) for index, n in wanted], np.int64).reshape(-1, 3)
     weights = shapes.prod(axis=1) * np.array([n * n for _, n in wanted], np.int64)

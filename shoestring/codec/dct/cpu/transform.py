@@ -17,8 +17,8 @@ from shoestring.codec.dct.format import BASIS_SHIFT, INVERSE_SHIFT
 from shoestring.codec.dct.sampling import lanes_of
 from shoestring.compiled.jit import Kernel, decode_jit, encode_jit, specialise
 
-# Stand for a block size, its area, the blocks of a group and constants of its basis; each
-# kernel below that uses them is compiled once a block size with their values (`specialise`).
+# Placeholders, which `specialise` replaces in a copy of each kernel for each block size: the block
+# size, its area, the blocks of a group, and constants of its basis.
 n = area = width = 0
 cosine = basis = np.zeros((1, 1), np.float32)
 line = columns = rows = None
@@ -136,7 +136,7 @@ def _inverse_line(s, a, step):
 
 
 def _inverse_group(s):
-    """Turn the codes of a group into integers, in place. Sums wrap at 32 bits."""
+    """Inverse transform of a group of codes to integers, in place. Sums wrap at 32 bits."""
     for j in range(n):
         line(s, j, n)
     for u in range(n):

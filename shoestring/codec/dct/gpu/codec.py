@@ -54,11 +54,11 @@ FOURS, LIST, HISTOGRAMS, LENGTHS = 512, 128, 64, 4096
 HARD_PROGRAMS = 1024
 # How much longer than expected a payload may be to arrive at once: a part of it, and some bytes.
 MARGIN, MARGIN_BYTES = 1 / 8, 1 << 12
-SET, ADD, KEEP = transform.SET.value, transform.ADD.value, transform.KEEP.value
+SET, ADD, SUBTRACT = transform.SET.value, transform.ADD.value, transform.SUBTRACT.value
 
 
 class Steps:
-    """The steps of all tensors, on the device; their memory can be had before they are known."""
+    """The steps of all tensors, on the device; allocated before the steps are known."""
 
     def __init__(self, tensors: int, device: torch.device) -> None:
         self._here = pinned(4 * STEP_COLUMNS * tensors).view(torch.float32).view(tensors, STEP_COLUMNS)
@@ -75,13 +75,13 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a bucket is to be coded."""
+class Choice:
+    """What was chosen for a bucket, and memory for its codes."""
 
     headers: NDArray[np.void]
     steps: Tensor
     expected_bytes: int
-    codes: Tensor  # memory for them
+    codes: Tensor
 
 
 class GpuDct:
@@ -98,24 +98,24 @@ class GpuDct:
     def spec(self) -> str:
         return self._codec.spec
 
-    def encode(self, values: Tensor, layout: Layout, kept: Tensor | None = None) -> Tensor:
-        """Turn a bucket into bytes in pinned memory; `kept` receives what they leave out."""
+    def encode(self, values: Tensor, layout: Layout, left_over: Tensor | None = None) -> Tensor:
+        """Turn a bucket into bytes in pinned memory; see `Codec.encode`."""
         _check(values, layout, "values")
-        if kept is not None:
-            _check(kept, layout, "kept")
-        plan = self._plan(values, layout)
+        if left_over is not None:
+            _check(left_over, layout, "left_over")
+        choice = self._choose(values, layout)
         room = ROOM
         while True:
-            payload, longest, fits = _encode(values, layout, plan, room, kept)
+            payload, longest, fits = _encode(values, layout, choice, room, left_over)
             if not fits:
                 room = MOST_ROOM
             elif longest > fmt.MAX_WORDS:
-                chunk_log2 = plan.headers["chunk_log2"]
+                chunk_log2 = choice.headers["chunk_log2"]
                 np.minimum(chunk_log2, fmt.SAFE_CHUNK_LOG2, out=chunk_log2)
             else:
                 return payload
 
-    def _plan(self, values: Tensor, layout: Layout) -> Plan:
+    def _choose(self, values: Tensor, layout: Layout) -> Choice:
         """Choose headers and steps; waits for the GPU, hardly ever more than once."""
         device = values.device
         question = ask(layout, self.options)
@@ -135,7 +135,7 @@ class GpuDct:
                 break
         steps.find(headers, measured.largest)
         expected = int(bits / 8 * (1 + MARGIN)) + MARGIN_BYTES
-        return Plan(headers, steps.there, expected, codes)
+        return Choice(headers, steps.there, expected, codes)
 
     def _find_step(self, question: Question, measured: Measured) -> tuple[float, bool]:
         """Return the step over rms, and whether it lies in the range that was measured."""
@@ -190,17 +190,17 @@ class GpuDct:
 
 
 def _encode(
-    values: Tensor, layout: Layout, plan: Plan, room: int, kept: Tensor | None
+    values: Tensor, layout: Layout, choice: Choice, room: int, left_over: Tensor | None
 ) -> tuple[Tensor, int, bool]:
     """Return the payload, the words of its longest chunk, and whether the words had room."""
-    device, headers, codes = values.device, plan.headers, plan.codes
+    device, headers, codes = values.device, choice.headers, choice.codes
     places = find_places(layout, headers, device)
-    _quantise(values, places, plan.steps, codes, kept)
-    if kept is not None:
+    _quantise(values, places, choice.steps, codes, left_over)
+    if left_over is not None:
         for uncoded in places.uncoded:
-            kept[uncoded].copy_(values[uncoded])
+            left_over[uncoded].copy_(values[uncoded])
         intact = torch.zeros(1, dtype=torch.int32, device=device)
-        _inverse(codes, values, kept, intact, places, plan.steps, 1.0, KEEP)
+        _inverse(codes, values, left_over, intact, places, choice.steps, 1.0, SUBTRACT)
 
     geometry = places.geometry
     most_words = room * layout.total + entropy.SLACK.value * places.chunks
@@ -209,9 +209,9 @@ def _encode(
         segments = places.floats
         transform.floats_kernel((segments.count,),
             values, own[geometry.floats_at : geometry.words_at].view(torch.int16),
-            values if kept is None else kept, segments.start, segments.word_start, segments.size,
+            values if left_over is None else left_over, segments.start, segments.word_start, segments.size,
             to_device(segments.scales(headers), device),
-            KEEPING=kept is not None, BLOCK=segments.length,
+            WANTS_LEFT_OVER=left_over is not None, BLOCK=segments.length,
         )  # fmt: skip
     summary = pinned(24).view(torch.int64)
     if places.chunks:
@@ -220,7 +220,7 @@ def _encode(
         summary.zero_()
     # Copied before its size is known: the GPU would be idle for longer than the bytes behind it take.
     start = stream.new_payload(headers, geometry, geometry.chunks_at)
-    payload = _fetch(own, start, min(max(plan.expected_bytes, geometry.words_at), own.numel()))
+    payload = _fetch(own, start, min(max(choice.expected_bytes, geometry.words_at), own.numel()))
     _wait(device)
     written, longest, short = summary.tolist()
     size = geometry.words_at + 2 * written
@@ -238,7 +238,7 @@ def _fetch(own: Tensor, start: NDArray[np.uint8], size: int) -> Tensor:
     return payload
 
 
-def _quantise(values: Tensor, places: Places, steps: Tensor, codes: Tensor, kept: Tensor | None) -> None:
+def _quantise(values: Tensor, places: Places, steps: Tensor, codes: Tensor, left_over: Tensor | None) -> None:
     for n, group in places.groups.items():
         tile = tile_of(n)
         transform.forward_kernel((group.count, tile.columns),
@@ -248,8 +248,8 @@ def _quantise(values: Tensor, places: Places, steps: Tensor, codes: Tensor, kept
     if places.plain.count:
         plain = places.plain
         transform.quantise_kernel((plain.count,),
-            values, codes, values if kept is None else kept, plain.start, plain.size, plain.tensor, steps,
-            ALIGN=plain.align, KEEPING=kept is not None, BLOCK=plain.length,
+            values, codes, values if left_over is None else left_over, plain.start, plain.size, plain.tensor,
+            steps, ALIGN=plain.align, WANTS_LEFT_OVER=left_over is not None, BLOCK=plain.length,
         )  # fmt: skip
 
 

@@ -35,8 +35,8 @@ def _spill(x, spills, words, at):
 
 
 @triton.jit
-def _push(x, active, value, span, bits, reciprocal, words, at):
-    """Push the bits that place a value in its symbol, then the symbol."""
+def _put(x, active, value, span, bits, reciprocal, words, at):
+    """Put the bits that place a value in its symbol, then the symbol, into a state."""
     # A shift by 32 is not defined, so in two steps; no bits, no spill.
     x, at = _spill(x, active & (((x >> (31 - bits)) >> 1) != 0), words, at)
     x = tl.where(active, (x << bits) | value, x)
@@ -46,8 +46,8 @@ def _push(x, active, value, span, bits, reciprocal, words, at):
     quotient = tl.umulhi(x, reciprocal)
     left = x - quotient * freq
     more = left >= freq
-    pushed = ((quotient + more.to(tl.uint32)) << 12) + tl.where(more, left - freq, left)
-    return tl.where(active, pushed + ((span >> 12) & 4095), x), at
+    put = ((quotient + more.to(tl.uint32)) << 12) + tl.where(more, left - freq, left)
+    return tl.where(active, put + ((span >> 12) & 4095), x), at
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def _look_up(symbol, table, wanted, span_ptr, reciprocal_ptr):
 
 @triton.jit
 def _prepare(item, earlier, i, gap_table, level_table, span_ptr, reciprocal_ptr):
-    """Return what pushing item `i` of a list takes: gap and level, and what the tables say of them."""
+    """Return what putting item `i` of a list takes: gap and level, and what the tables say of them."""
     wanted = i >= 0
     gap = tl.where(wanted, place_of(item) - tl.where(i > 0, place_of(earlier), -1) - 1, 0)
     code = code_of(item)
@@ -112,7 +112,7 @@ def encode_kernel(
     tail = tl.where(count > 0, size - 1 - place_of(item), 0)
     span, reciprocal = _look_up(symbol_of(tail), gap_table, tail > 0, span_ptr, reciprocal_ptr)
     bits = span >> 24
-    gap_state, at = _push(
+    gap_state, at = _put(
         gap_state, tail > 0, _low_bits(tail.to(tl.uint32), bits), span, bits, reciprocal, words, at
     )
     gap, gap_span, gap_reciprocal, level, level_span, level_reciprocal = _prepare(
@@ -128,11 +128,11 @@ def encode_kernel(
         earlier = before
         before = tl.load(items + i - 2, mask=i >= 2, other=0)
         bits = (level_span >> 24) + 1
-        level_state, at = _push(
+        level_state, at = _put(
             level_state, active, _low_bits(level, bits), level_span, bits, level_reciprocal, words, at
         )
         bits = gap_span >> 24
-        gap_state, at = _push(
+        gap_state, at = _put(
             gap_state, active, _low_bits(gap, bits), gap_span, bits, gap_reciprocal, words, at
         )
         gap, gap_span, gap_reciprocal = next_gap, next_gap_span, next_gap_reciprocal
@@ -204,7 +204,7 @@ def _refill(x, active, buffer, have):
 
 @triton.jit
 def _pop(x, active, span, bits, buffer, have):
-    """Pull a symbol whose span is known, and the bits that follow it."""
+    """Take a symbol whose span is known, and the bits that follow it."""
     popped = (span & 4095) * (x >> 12) + (x & 4095) - ((span >> 12) & 4095)
     x, buffer, have = _refill(tl.where(active, popped, x), active, buffer, have)
     value = _low_bits(x, bits)

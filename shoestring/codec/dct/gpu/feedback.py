@@ -1,7 +1,7 @@
-"""Keep what a payload left out on the GPU where the gradient lies: `Feedback` for tensors there.
+"""`Feedback` for gradients on a GPU; its vector `kept` lies there too.
 
-Promises what `codec/feedback.py` promises, with the same arithmetic: for one stream both
-keep the same bits. Only the packed bytes reach the host.
+Promises what `codec/feedback.py` promises, with the same arithmetic: after the same stream both
+have the same bits in `kept`. Only the packed bytes reach the host.
 """
 
 import numpy as np
@@ -28,29 +28,29 @@ class GpuFeedback:
 
     @property
     def kept(self) -> Vector:
-        """What has not been sent yet: a copy on the host."""
+        """The values that have not been sent yet: a copy on the host."""
         copy: Vector = self._kept.cpu().numpy().copy()
         return copy
 
     @property
     def waiting(self) -> Tensor:
-        """What has not been sent yet, without a copy: to be added to the next gradient, not changed."""
+        """The same values on the GPU, without a copy; callers must not change them."""
         return self._kept
 
     def encode_total(self, codec: GpuDct, came_in: Tensor) -> Payload:
-        """Turn a vector to which what was kept has been added into bytes; keep what they leave out."""
-        kept = torch.empty_like(came_in)
-        payload: Payload = codec.encode(came_in, self.layout, kept).numpy()
-        self._kept = kept  # only now: a vector that is refused changes nothing
+        """Encode a vector that already contains `kept`; what the payload leaves over becomes `kept`."""
+        left_over = torch.empty_like(came_in)
+        payload: Payload = codec.encode(came_in, self.layout, left_over).numpy()
+        self._kept = left_over  # only now: a vector that is refused changes nothing
         return payload
 
     def lend(self, values: Tensor) -> None:
-        """Add what was kept to a vector; what rounding leaves out of it stays kept."""
+        """Add `kept` to a vector; the rounding errors of the sums become `kept`."""
         own = values.clone()
         values.add_(self._kept)
         added = values - own
         self._kept = (own - (values - added)) + (self._kept - added)  # exact: Knuth's sum of two
 
     def scale(self, factor: float) -> None:
-        """Multiply what was kept, for gradients that count more or less from now on."""
+        """Multiply `kept`, for gradients that count more or less from now on."""
         self._kept.mul_(float(np.float32(factor)))

@@ -2,7 +2,7 @@
 
 Triton looks at every argument of every launch to find the variant of a kernel that fits, which
 takes longer than many a kernel here runs. What decides it is little: the compile-time constants,
-the device, and whether each pointer is aligned. So a variant is kept under just that. This holds
+the device, and whether each pointer is aligned. So these make the key of a variant. This holds
 as long as a kernel with the same constants takes pointers of the same types.
 """
 

@@ -1,4 +1,4 @@
-"""Where each GPU program finds its work: small index arrays, made once a layout and kept.
+"""Where each GPU program finds its work: small index arrays, made once a layout.
 
 A bucket of many tensors is coded by a handful of launches. Each program looks up which
 tile, segment or chunk it is for.

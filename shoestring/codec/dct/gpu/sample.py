@@ -1,4 +1,4 @@
-"""Samples on the GPU: what `measure.Sample` does, for all tensors of a bucket in a few launches.
+"""Samples on the GPU: what `cpu/measure.py` does, for all tensors of a bucket in a few launches.
 
 The costs of a range of steps come back at once, so that a search for a step asks the
 GPU nothing more; between two of them the rate is close to a power of the step.
@@ -47,7 +47,7 @@ class _Runs:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of a bucket, once the device is done: kernels write it into pinned memory."""
+    """Measurements of a bucket, in pinned memory; valid once the device is done."""
 
     energy: Floats  # of tensors
     largest: Floats  # magnitude
@@ -57,7 +57,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Samples:
-    """What is measured of a bucket before it is planned, and where."""
+    """Which samples of a bucket are measured, and at which steps."""
 
     relative: Floats
     steps: Tensor  # the same, on the device
@@ -120,7 +120,7 @@ class Samples:
 def find_samples(
     layout: Layout, question: Question, relative: tuple[float, ...], device: torch.device
 ) -> Samples:
-    """Say what to measure of a bucket: each wanted (tensor, block size) at each step over rms."""
+    """Return the samples of a bucket: each wanted (tensor, block size) at each step over rms."""
     starts, sizes, total = [], [], 0
     rows: dict[int, list[tuple[int, int, int, int]]] = {}
     for index, n in question.wanted:

@@ -29,12 +29,12 @@ IDENTITY_SHIFT = tl.constexpr(18)
 MIDDLE = tl.constexpr(1.5 * 2**23)  # floats around it are whole, and their last bits count
 MIDDLE_BITS = tl.constexpr(0x4B400000)
 DIGIT = tl.constexpr(512)
-SET, ADD, KEEP = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+SET, ADD, SUBTRACT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 # Columns of `places.Groups.rows`.
 START, PLANE_START, STRIDE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 BLOCKS, TENSOR, GROUP = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
-# Columns of `choice.Steps`.
+# Columns of `steps.Steps`.
 INVERSE, THRESHOLD, MAGIC = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 MANTISSA, SCALE, STEP = tl.constexpr(3), tl.constexpr(4), tl.constexpr(8)
 
@@ -187,10 +187,10 @@ def _places(usable, AREA: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, B: 
 
 @triton.jit
 def _change(x, value, step, weight, MODE: tl.constexpr):
-    """Return what becomes of `x`: the value, the sum with it, or what it leaves."""
+    """Return the value (SET), `x` plus the value (ADD) or `x` less the value (SUBTRACT)."""
     if MODE == ADD:
         value = x + weight * value
-    elif MODE == KEEP:
+    elif MODE == SUBTRACT:
         magic = tl.load(step + MAGIC)
         value = ((x + magic) - magic) - value
     return value
@@ -202,7 +202,7 @@ def inverse_kernel(
     AREA: tl.constexpr, D: tl.constexpr, B: tl.constexpr, SMALL: tl.constexpr,
     ALIGN: tl.constexpr, PLANE: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
-    """Turn a group of blocks back into values: set them, add them, or keep what they leave of `x`.
+    """Turn a group of blocks back into values: set them, add them, or subtract them from `x`.
 
     Nothing is written if the stream is damaged, nor to blocks without codes when adding. A group with
     a block whose codes add up to more than `SMALL` is noted as hard and left to `wrapping_kernel`; that
@@ -263,7 +263,7 @@ def wrapping_kernel(
     AREA: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, B: tl.constexpr,
     ALIGN: tl.constexpr, PLANE: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
-    """Do what `inverse_kernel` does with any codes, for the groups that are hard."""
+    """Like `inverse_kernel`, for groups whose codes are too large for its arithmetic."""
     if tl.load(hard_ptr + count) == 0:
         return
     for index in range(tl.program_id(0), count, tl.num_programs(0)):
@@ -287,8 +287,8 @@ def wrapping_kernel(
 
 @kernel
 def quantise_kernel(
-    x_ptr, codes_ptr, kept_ptr, start_ptr, size_ptr, tensor_ptr, steps_ptr,
-    ALIGN: tl.constexpr, KEEPING: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, codes_ptr, left_over_ptr, start_ptr, size_ptr, tensor_ptr, steps_ptr,
+    ALIGN: tl.constexpr, WANTS_LEFT_OVER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Quantise values without a transform: tensors that have none, and rests."""
     pid = tl.program_id(0)
@@ -300,9 +300,9 @@ def quantise_kernel(
     x = (tl.load(x_ptr + at, mask=inside, other=0.0) + magic) - magic
     q = to_codes(x, tl.load(step + THRESHOLD), tl.load(step + INVERSE))
     tl.store(codes_ptr + at, q.to(tl.int16), mask=inside)
-    if KEEPING:
+    if WANTS_LEFT_OVER:
         sent = _rounded(q << IDENTITY_SHIFT) * _unit(step)
-        tl.store(kept_ptr + at, x - sent, mask=inside)
+        tl.store(left_over_ptr + at, x - sent, mask=inside)
 
 
 @kernel
@@ -351,10 +351,10 @@ def add_kernel(x_ptr, out_ptr, start_ptr, out_start_ptr, size_ptr, damage_ptr, w
 
 @kernel
 def floats_kernel(
-    x_ptr, out_ptr, kept_ptr, start_ptr, out_start_ptr, size_ptr, scale_ptr,
-    KEEPING: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, out_ptr, left_over_ptr, start_ptr, out_start_ptr, size_ptr, scale_ptr,
+    WANTS_LEFT_OVER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write one segment as float16 over its scale, or as float32 where the scale is 0; keep the rest."""
+    """Write one segment as float16 over its scale, or as float32 where the scale is 0."""
     pid = tl.program_id(0)
     k = tl.arange(0, BLOCK)
     inside = k < tl.load(size_ptr + pid)
@@ -371,5 +371,5 @@ def floats_kernel(
         half = (x * (1.0 / scale)).to(tl.float16)
         tl.store(out + k, half.to(tl.int16, bitcast=True), mask=inside)
         sent = half.to(tl.float32) * scale
-    if KEEPING:
-        tl.store(kept_ptr + at, x - sent, mask=inside)
+    if WANTS_LEFT_OVER:
+        tl.store(left_over_ptr + at, x - sent, mask=inside)

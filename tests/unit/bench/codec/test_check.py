@@ -17,8 +17,8 @@ from shoestring.errors import CodecError
 class OtherBytes(Float16):
     calls = 0
 
-    def _encode(self, values, layout, kept):
-        payload = super()._encode(values, layout, kept)
+    def _encode(self, values, layout, left_over):
+        payload = super()._encode(values, layout, left_over)
         payload[-1] ^= self.calls % 2
         self.calls += 1
         return payload
@@ -30,32 +30,32 @@ class TooLong(Float16):
 
     lies = False
 
-    def _encode(self, values, layout, kept):
-        payload = super()._encode(values, layout, kept)
+    def _encode(self, values, layout, left_over):
+        payload = super()._encode(values, layout, left_over)
         self.lies = True
         return payload
 
 
 class BytesByFeedback(Float16):
-    def _encode(self, values, layout, kept):
-        payload = super()._encode(values, layout, kept)
-        payload[-1] ^= kept is not None
+    def _encode(self, values, layout, left_over):
+        payload = super()._encode(values, layout, left_over)
+        payload[-1] ^= left_over is not None
         return payload
 
 
 class RoundedSum(Float16):
-    def _encode(self, values, layout, kept):
-        payload = super()._encode(values, layout, kept)
-        if kept is not None:
-            kept += np.float32(1e-9)
+    def _encode(self, values, layout, left_over):
+        payload = super()._encode(values, layout, left_over)
+        if left_over is not None:
+            left_over += np.float32(1e-9)
         return payload
 
 
 class KeepsNothing(Float16):
-    def _encode(self, values, layout, kept):
-        payload = super()._encode(values * np.float32(0.5), layout, kept)
-        if kept is not None:
-            kept[:] = 0
+    def _encode(self, values, layout, left_over):
+        payload = super()._encode(values * np.float32(0.5), layout, left_over)
+        if left_over is not None:
+            left_over[:] = 0
         return payload
 
 
@@ -79,8 +79,8 @@ class IgnoresWeight(Float16):
 
 
 class OtherThreads(Float16):
-    def _encode(self, values, layout, kept):
-        payload = super()._encode(values, layout, kept)
+    def _encode(self, values, layout, left_over):
+        payload = super()._encode(values, layout, left_over)
         payload[-1] ^= self.threads == 1
         return payload
 
@@ -98,8 +98,8 @@ class OffByABit(Dct):
         (OtherBytes(), "a second encoding gives other bytes"),
         (TooLong(), "above its limit"),
         (BytesByFeedback(), "feedback changes the bytes"),
-        (RoundedSum(), "what is sent plus what is kept is rounded"),
-        (KeepsNothing(), "what is sent plus what is kept is off by 0.25"),
+        (RoundedSum(), "what is sent plus what is left over is rounded"),
+        (KeepsNothing(), "what is sent plus what is left over is off by 0.25"),
         (ForgetsToWrite(), "NaN or infinity"),
         (AddsTwice(), "adding onto zeros is not setting"),
         (IgnoresWeight(), "adding with a weight is not adding"),

@@ -46,13 +46,13 @@ def read(payload: Payload, layout: Layout) -> list[np.ndarray]:
 
 
 def encode_with(
-    backend: str, values: Vector, layout: Layout, headers: np.ndarray, kept: Vector | None = None
+    backend: str, values: Vector, layout: Layout, headers: np.ndarray, left_over: Vector | None = None
 ) -> tuple[Payload, int]:
     """Encode with chosen headers, all of them blocks; return the stream and the tensor that is too large."""
     _, largest, _ = reference.scan(values, layout, Crew(1))
     geometry = fmt.lay_out(layout, headers)
     steps = of_headers(headers, largest)
-    payload, too_large = BACKENDS[backend].encode(values, headers, geometry, steps, kept, Crew(1))
+    payload, too_large = BACKENDS[backend].encode(values, headers, geometry, steps, left_over, Crew(1))
     return payload, too_large
 
 

@@ -185,12 +185,12 @@ def test_a_tensor_without_codes_is_a_header(backend):
     layout = Layout.of([(70_000,), (300,)])
     values = np.ones(layout.total, np.float32)
     values[-300:] *= np.arange(300) % 7
-    kept = np.full_like(values, np.nan)
-    payload = Dct(step=2.0, transform="never", backend=backend).encode(values, layout, kept)
+    left_over = np.full_like(values, np.nan)
+    payload = Dct(step=2.0, transform="never", backend=backend).encode(values, layout, left_over)
     headers = stream.parse(payload, layout).headers
     assert headers["kind"].tolist() == [fmt.ZERO, fmt.kind_of_block(1)]
     sent = decode(backend, payload, layout)
-    np.testing.assert_array_equal(sent.astype(np.float64) + kept, values)
+    np.testing.assert_array_equal(sent.astype(np.float64) + left_over, values)
 
 
 def test_steps_are_derived_alike_with_and_without_the_largest():

@@ -92,12 +92,12 @@ def test_coefficients_that_are_cut_are_kept(backend, n):
 
 
 def check_account(backend: str, values: Vector, layout: Layout, options: dict) -> None:
-    kept = np.full_like(values, np.nan)
-    payload = Dct(backend=backend, **options).encode(values, layout, kept)
+    left_over = np.full_like(values, np.nan)
+    payload = Dct(backend=backend, **options).encode(values, layout, left_over)
     assert payload.tobytes() == Dct(backend=backend, **options).encode(values, layout).tobytes()
     sent = decode(backend, payload, layout)
-    total = sent + kept
-    np.testing.assert_array_equal(total.astype(np.float64), sent.astype(np.float64) + kept)
+    total = sent + left_over
+    np.testing.assert_array_equal(total.astype(np.float64), sent.astype(np.float64) + left_over)
     headers, steps = steps_of(payload, layout, values)
     grid = np.where(headers["kind"] >= fmt.FIRST_BLOCK_KIND, np.spacing(steps[:, MAGIC]), 0)
     off = np.abs(total.astype(np.float64) - values)
@@ -109,15 +109,15 @@ def check_account(backend: str, values: Vector, layout: Layout, options: dict) -
 @for_each("kind", INPUTS)
 def test_untransformed_streams_are_equal_on_all_backends(kind, same_bits):
     values = values_of(kind)
-    kept = [np.full_like(values, np.nan) for _ in BACKENDS]
+    left_over = [np.full_like(values, np.nan) for _ in BACKENDS]
     streams = [
         Dct(backend=backend, transform="never").encode(values, LAYOUT, own)
-        for backend, own in zip(BACKENDS, kept, strict=True)
+        for backend, own in zip(BACKENDS, left_over, strict=True)
     ]
     headers = [stream.parse(payload, LAYOUT).headers for payload in streams]
     np.testing.assert_array_equal(headers[0], headers[1])
     assert streams[0].tobytes() == streams[1].tobytes()
-    same_bits(kept[0], kept[1])
+    same_bits(left_over[0], left_over[1])
 
 
 @for_each("backend", BACKENDS)
@@ -181,10 +181,10 @@ def test_rest_values_are_coded_with_the_same_step(backend):
 @for_each("backend", BACKENDS)
 @for_each("options", [{}, {"small": 0}, {"small_as": "float32"}])
 def test_zeros_cost_a_header_each(backend, options):
-    values, kept = np.zeros(LAYOUT.total, np.float32), np.full(LAYOUT.total, np.nan, np.float32)
-    payload = Dct(backend=backend, **options).encode(values, LAYOUT, kept)
+    values, left_over = np.zeros(LAYOUT.total, np.float32), np.full(LAYOUT.total, np.nan, np.float32)
+    payload = Dct(backend=backend, **options).encode(values, LAYOUT, left_over)
     assert payload.size == fmt.headers_bytes(len(LAYOUT.sizes), 0, 0)
-    assert not kept.any()
+    assert not left_over.any()
     assert not decode(backend, payload, LAYOUT).any()
 
 
@@ -202,20 +202,20 @@ def test_nothing_at_all_comes_through(backend, shapes):
 def test_tensors_too_small_to_send_are_kept(backend, same_bits):
     layout = Layout.of([(400,), (3,)])
     values = (values_of("gaussian", layout) * 2.0**-90).astype(np.float32)
-    kept = np.full_like(values, np.nan)
-    payload = Dct(backend=backend).encode(values, layout, kept)
+    left_over = np.full_like(values, np.nan)
+    payload = Dct(backend=backend).encode(values, layout, left_over)
     assert payload.size == 8
-    same_bits(kept, values)
+    same_bits(left_over, values)
 
 
 @for_each("backend", BACKENDS)
 def test_tensors_too_large_to_quantise_are_sent_whole(backend, same_bits):
     layout = Layout.of([(400,), (3,)])
     values = (np.clip(values_of("gaussian", layout), -3, 3) * 2.0**126).astype(np.float32)
-    kept = np.full_like(values, np.nan)
-    payload = Dct(backend=backend).encode(values, layout, kept)
+    left_over = np.full_like(values, np.nan)
+    payload = Dct(backend=backend).encode(values, layout, left_over)
     same_bits(decode(backend, payload, layout), values)
-    assert not kept.any()
+    assert not left_over.any()
 
 
 @for_each("bad", [np.nan, np.inf, -np.inf])
@@ -224,10 +224,10 @@ def test_tensors_too_large_to_quantise_are_sent_whole(backend, same_bits):
 def test_non_finite_is_refused_before_anything_is_written(backend, tensor, bad, same_bits):
     values = values_of("gaussian")
     values[LAYOUT.offsets[tensor]] = bad
-    kept = values_of("laplace")
+    left_over = values_of("laplace")
     with pytest.raises(NonFiniteError, match=rf"tensor {tensor} \(shape"):
-        Dct(backend=backend).encode(values, LAYOUT, kept)
-    same_bits(kept, values_of("laplace"))
+        Dct(backend=backend).encode(values, LAYOUT, left_over)
+    same_bits(left_over, values_of("laplace"))
 
 
 @for_each(("form", "size", "relative"), [("float16", 2, 2.0**-11), ("float32", 4, 0)])
@@ -256,13 +256,13 @@ def test_several_tiles_are_alike_on_all_backends_and_threads(same_bits):
     rng = np.random.default_rng(2)
     values = (rng.standard_normal(layout.total) * (rng.random(layout.total) < 0.02)).astype(np.float32)
     options = {"block": 0, "transform": "always", "step": 6.0}
-    kept = [np.full_like(values, np.nan) for _ in range(3)]
-    one = Dct(**options).encode(values, layout, kept[0])
-    three = Dct(threads=3, **options).encode(values, layout, kept[1])
+    left_over = [np.full_like(values, np.nan) for _ in range(3)]
+    one = Dct(**options).encode(values, layout, left_over[0])
+    three = Dct(threads=3, **options).encode(values, layout, left_over[1])
     assert one.tobytes() == three.tobytes()
-    same_bits(kept[0], kept[1])
+    same_bits(left_over[0], left_over[1])
     assert len(stream.parse(one, layout).geometry.tiles) == 2 + 3
-    python = Dct(backend="numpy", **options).encode(values, layout, kept[2])
+    python = Dct(backend="numpy", **options).encode(values, layout, left_over[2])
     for payload in (one, python):
         check_decoders_alike(payload, layout, same_bits)
 
@@ -281,14 +281,14 @@ def test_chunks_that_hold_too_much_fall_back_to_safe_ones(backend, monkeypatch):
     values[-(1 << 17) :] *= np.arange(1 << 17) % 2
     values[-5:] = 0  # just as many codes as a chunk may hold
     assert np.count_nonzero(values[-(1 << 17) :]) == fmt.MAX_NONZERO
-    kept = np.full_like(values, np.nan)
-    payload = Dct(backend=backend, transform="never", step=1.0).encode(values, layout, kept)
+    left_over = np.full_like(values, np.nan)
+    payload = Dct(backend=backend, transform="never", step=1.0).encode(values, layout, left_over)
     headers = stream.parse(payload, layout).headers
     assert headers["chunk_log2"].tolist() == [fmt.SAFE_CHUNK_LOG2, fmt.MAX_CHUNK_LOG2, fmt.MAX_CHUNK_LOG2]
     step = np.ldexp(headers["mantissa"].astype(np.float64), headers["exponent"])
     sent = decode(backend, payload, layout)
     np.testing.assert_array_equal(sent, (np.sign(values) * np.repeat(step, layout.sizes)).astype(np.float32))
-    np.testing.assert_array_equal(sent.astype(np.float64) + kept, values)
+    np.testing.assert_array_equal(sent.astype(np.float64) + left_over, values)
 
 
 @for_each(("n", "chunk_log2"), [(1, 18), (3, 19), (8, 20), (3, 20)])
@@ -301,10 +301,10 @@ def test_tiles_share_chunks_alike_on_all_backends_and_threads(n, chunk_log2, sam
     values[[(1 << 18) - 1, 1 << 18, -48, -1]] = [90, -70, 80, 60]
     values[(1 << 20) + rng.integers(0, 1 << 18, 300)] = rng.laplace(0, 40, 300)
     headers = headers_of(n, n, chunk_log2=chunk_log2)
-    kept = [np.full_like(values, np.nan) for _ in BACKENDS]
+    left_over = [np.full_like(values, np.nan) for _ in BACKENDS]
     one, two = (
         encode_with(backend, values, layout, headers, own)[0]
-        for backend, own in zip(BACKENDS, kept, strict=True)
+        for backend, own in zip(BACKENDS, left_over, strict=True)
     )
     geometry = stream.parse(one, layout).geometry
     together = 1 << chunk_log2 - fmt.TILE_LOG2
@@ -314,7 +314,7 @@ def test_tiles_share_chunks_alike_on_all_backends_and_threads(n, chunk_log2, sam
         check_decoders_alike(payload, layout, same_bits)
         ramp = np.arange(values.size, dtype=np.float32)
         same_bits(decode("numba", payload, layout, ramp, 0.3), decode("numpy", payload, layout, ramp, 0.3))
-    same_bits(decode("numpy", one, layout) + kept[0], decode("numpy", two, layout) + kept[1])
+    same_bits(decode("numpy", one, layout) + left_over[0], decode("numpy", two, layout) + left_over[1])
 
 
 def test_sparse_buckets_have_chunks_of_several_tiles():

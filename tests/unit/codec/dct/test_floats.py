@@ -42,17 +42,17 @@ def test_small_tensors_of_every_kind_beside_each_other(backend):
     values[at[2] : at[3]] *= 2.0**112  # too large for float16 with a scale
     values[at[3] : at[4]] = 0
     values[at[4] : at[5]] *= 2.0**-75
-    kept = np.full_like(values, np.nan)
-    payload = Dct(backend=backend).encode(values, layout, kept)
+    left_over = np.full_like(values, np.nan)
+    payload = Dct(backend=backend).encode(values, layout, left_over)
     kinds = stream.parse(payload, layout).headers["kind"]
     small = [fmt.HALF, fmt.FULL, fmt.ZERO, fmt.HALF, fmt.HALF]
     assert kinds[[0, 2, 3, 4, 6]].tolist() == small
     sent = decode(backend, payload, layout)
     for index in (0, 2, 3, 4, 6):
         own = slice(at[index], at[index + 1])
-        np.testing.assert_array_equal(sent[own] + kept[own], values[own])
+        np.testing.assert_array_equal(sent[own] + left_over[own], values[own])
         np.testing.assert_allclose(sent[own], values[own], rtol=2.0**-11)
-    np.testing.assert_array_equal(kept[at[2] : at[3]], 0)
+    np.testing.assert_array_equal(left_over[at[2] : at[3]], 0)
 
 
 @for_each("bits", [0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001])

@@ -40,10 +40,10 @@ def test_every_bfloat16_decodes_to_its_value(same_bits):
 @for_each("sign", [1, -1])
 def test_what_would_round_to_infinity_is_the_largest_number(sign):
     values = sign * np.full(1, np.finfo(np.float32).max)
-    layout, kept, out = Layout.of([(1,)]), np.empty(1, np.float32), np.empty(1, np.float32)
-    BFloat16().decode(BFloat16().encode(values, layout, kept), layout, out)
+    layout, left_over, out = Layout.of([(1,)]), np.empty(1, np.float32), np.empty(1, np.float32)
+    BFloat16().decode(BFloat16().encode(values, layout, left_over), layout, out)
     assert float(out[0]) == sign * MAX
-    assert float(kept[0]) == float(values[0]) - sign * MAX
+    assert float(left_over[0]) == float(values[0]) - sign * MAX
 
 
 @for_each("half", [0x7F80, 0xFF80, 0x7FC0, 0x7F81])

@@ -56,10 +56,10 @@ def test_every_half_decodes_to_its_value(same_bits):
 )
 def test_out_of_range_stays_kept(value, sent):
     values = np.array([value], np.float32)
-    layout, kept, out = Layout.of([(1,)]), np.empty(1, np.float32), np.empty(1, np.float32)
-    Float16().decode(Float16().encode(values, layout, kept), layout, out)
+    layout, left_over, out = Layout.of([(1,)]), np.empty(1, np.float32), np.empty(1, np.float32)
+    Float16().decode(Float16().encode(values, layout, left_over), layout, out)
     assert out[0] == sent
-    assert float(kept[0]) == float(values[0]) - sent  # in float64
+    assert float(left_over[0]) == float(values[0]) - sent  # in float64
 
 
 @for_each("half", [0x7C00, 0xFC00, 0x7E00, 0x7C01])

@@ -19,12 +19,12 @@ def test_payload_is_header_and_values(bucket):
 
 @for_each("bucket", BUCKETS)
 def test_decoded_is_what_was_encoded(bucket, same_bits):
-    kept = np.full_like(bucket.values, np.nan)
-    payload = Float32().encode(bucket.values, bucket.layout, kept)
+    left_over = np.full_like(bucket.values, np.nan)
+    payload = Float32().encode(bucket.values, bucket.layout, left_over)
     out = np.full_like(bucket.values, np.nan)
     Float32().decode(payload, bucket.layout, out)
     same_bits(out, bucket.values)
-    same_bits(kept, np.zeros_like(kept))
+    same_bits(left_over, np.zeros_like(left_over))
 
 
 @for_each("bits", [0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001])

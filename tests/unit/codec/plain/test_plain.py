@@ -38,20 +38,20 @@ def test_golden_payload(spec):
 @for_each("bucket", BUCKETS)
 @for_each("codec", CODECS)
 def test_sent_plus_kept_is_what_came_in(codec, bucket, same_bits):
-    kept = np.full_like(bucket.values, np.nan)
+    left_over = np.full_like(bucket.values, np.nan)
     sent = np.full_like(bucket.values, np.nan)
-    codec.decode(codec.encode(bucket.values, bucket.layout, kept), bucket.layout, sent)
-    np.testing.assert_array_equal(sent.astype(np.float64) + kept.astype(np.float64), bucket.values)
-    same_bits(sent + kept + np.float32(0), bucket.values + np.float32(0))  # but for the sign of zero
+    codec.decode(codec.encode(bucket.values, bucket.layout, left_over), bucket.layout, sent)
+    np.testing.assert_array_equal(sent.astype(np.float64) + left_over.astype(np.float64), bucket.values)
+    same_bits(sent + left_over + np.float32(0), bucket.values + np.float32(0))  # but for the sign of zero
 
 
 @for_each("bucket", BUCKETS)
 @for_each("codec", CODECS)
 def test_payload_does_not_depend_on_kept(codec, bucket):
-    kept = np.full_like(bucket.values, np.nan)
-    with_kept = codec.encode(bucket.values, bucket.layout, kept)
+    left_over = np.full_like(bucket.values, np.nan)
+    with_left_over = codec.encode(bucket.values, bucket.layout, left_over)
     payload = codec.encode(bucket.values, bucket.layout)
-    assert payload.tobytes() == with_kept.tobytes()
+    assert payload.tobytes() == with_left_over.tobytes()
     assert payload.dtype == np.uint8
     assert payload.size == codec.max_bytes(bucket.layout)
 
@@ -82,11 +82,11 @@ def test_any_buffer_decodes(codec, kind, same_bits):
 @for_each("bad", [np.nan, np.inf, -np.inf])
 @for_each("place", [0, 7, 8, 12])
 def test_non_finite_is_refused_before_anything_is_written(codec, bad, place, same_bits):
-    values, kept = GRADIENT.copy(), GRADIENT.copy()
+    values, left_over = GRADIENT.copy(), GRADIENT.copy()
     values[place] = bad
     with pytest.raises(NonFiniteError, match="tensor 0" if place < 8 else "tensor 2"):
-        codec.encode(values, LAYOUT, kept)
-    same_bits(kept, GRADIENT)
+        codec.encode(values, LAYOUT, left_over)
+    same_bits(left_over, GRADIENT)
 
 
 @for_each("codec", CODECS)

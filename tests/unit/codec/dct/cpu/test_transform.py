@@ -103,7 +103,7 @@ def test_forward_is_the_cosine_transform(n, backend):
 
 @pytest.mark.parametrize("n", BLOCKS)
 def test_codes_that_rounding_cannot_move_are_equal_on_all_backends(n, same_bits):
-    """Coefficients in the middle of their intervals: then streams and `kept` are equal byte for byte."""
+    """Coefficients in the middle of their intervals: then streams and `left_over` are equal byte for byte."""
     rng = np.random.default_rng(n)
     size = BLOCKS_A_TILE * n * n + min(REST, n * n - 1)
     layout = Layout.of([(size,)])
@@ -112,10 +112,10 @@ def test_codes_that_rounding_cannot_move_are_equal_on_all_backends(n, same_bits)
     own = middle[: BLOCKS_A_TILE * n * n].reshape(n * n, -1).T.reshape(-1, n, n)
     blocks = scipy.fft.idctn(own, axes=(1, 2), norm="ortho").reshape(-1)
     x = np.concatenate([blocks, middle[BLOCKS_A_TILE * n * n :]]).astype(np.float32)
-    streams, kept = [], []
+    streams, left_over = [], []
     for backend in BACKENDS:
-        kept.append(np.full_like(x, np.nan))
-        streams.append(encode_with(backend, x, layout, headers_of(n), kept[-1])[0])
+        left_over.append(np.full_like(x, np.nan))
+        streams.append(encode_with(backend, x, layout, headers_of(n), left_over[-1])[0])
     np.testing.assert_array_equal(read(streams[0], layout)[0], codes)
     assert streams[0].tobytes() == streams[1].tobytes()
-    same_bits(kept[0], kept[1])
+    same_bits(left_over[0], left_over[1])

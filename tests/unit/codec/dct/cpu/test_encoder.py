@@ -112,8 +112,8 @@ def test_chunk_of_zeros_with_words_decodes(same_bits):
     backwards: list[int] = []
     writer = reference._Writer(table, backwards)
     symbol = int(reference.symbols_of(np.array(size)))
-    writer.push_bits(int(EXTRA[symbol]), size - int(START[symbol]))
-    writer.push(symbol)
+    writer.put_bits(int(EXTRA[symbol]), size - int(START[symbol]))
+    writer.put(symbol)
     words = [writer.state & 0xFFFF, writer.state >> 16, 0, reference.LOWEST >> 16, *backwards[::-1]]
     chunk = np.array([len(words) | table << 18], fmt.CHUNK)
     geometry = fmt.lay_out(layout, headers_of(1))

@@ -1,20 +1,20 @@
-"""Compiled entropy decoder: the words of chunks to lists of codes. `entropy.py` is the way there."""
+"""Compiled entropy decoder: the words of chunks to lists of codes. `encoder.py` is the inverse."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoestring.codec.dct.cpu.entropy import LOWEST
+from shoestring.codec.dct.cpu.encoder import LOWEST
 from shoestring.codec.dct.format import CHUNK_BEGIN, CHUNK_SIZE, NO_CODE, STATE_WORDS
 from shoestring.codec.dct.tables import CUM, EXTRA, FREQ, PROBABILITY_BITS, START, SYMBOLS, TABLES
 from shoestring.compiled.jit import decode_jit
 from shoestring.compiled.turns import take_turn
 
-# What a decoder needs of a symbol, [gap or level, TABLES, SYMBOLS * columns]: the number it
-# starts at is doubled for levels, whose lowest bit is the sign.
+# Columns of a symbol in `DECODING`, [gap or level, TABLES, SYMBOLS * columns]. The start of a level
+# is doubled, because its lowest bit is the sign.
 _FREQ, _CUM, _BITS, _START, _COLUMNS = range(5)
 
 
-def _pulls() -> NDArray[np.uint64]:
+def _decoding() -> NDArray[np.uint64]:
     infos = np.zeros((2, TABLES, SYMBOLS, _COLUMNS), np.uint64)
     infos[:, :, :, _FREQ], infos[:, :, :, _CUM] = FREQ, CUM
     for kind in range(2):
@@ -23,7 +23,7 @@ def _pulls() -> NDArray[np.uint64]:
     return infos.reshape(2, TABLES, SYMBOLS * _COLUMNS)
 
 
-PULLS = _pulls()
+DECODING = _decoding()
 
 # Columns of a lane, which decodes a chunk: its row, its tables, its states, its next word and
 # the first that is not its own, its next position, how many codes it has found, whether one of
@@ -41,15 +41,15 @@ _FAR = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 @decode_jit
 def _refill(state, words, at, last):
-    """Take a word if the state is low; past `last` that one again, which shows in `at`."""
+    """Add a word to a low state. Past `last` that word is read again, and `at` shows the damage."""
     low = state < _LOWEST
     filled = state << _SIXTEEN | np.uint64(words[min(at, last)])
     return filled if low else state, at + np.uint64(low)
 
 
 @decode_jit
-def _pull(state, slots, infos, words, at, last):
-    """Pull a symbol and its bits; return the number they stand for, the state and the next word."""
+def _take(state, slots, infos, words, at, last):
+    """Take a symbol and its bits from a state; return their number, the state and the next word."""
     slot = state & _SLOT_MASK
     symbol = np.uint64(slots[slot]) * np.uint64(_COLUMNS)
     state = infos[symbol + np.uint64(_FREQ)] * (state >> _PROBABILITY_BITS) + slot
@@ -62,7 +62,7 @@ def _pull(state, slots, infos, words, at, last):
 
 @decode_jit
 def _open(lane, chunk, words, word_starts, headers):
-    """Begin a chunk that has words; return whether its first words can be right."""
+    """Begin a chunk that has words; return whether its first words are valid."""
     at, stop = word_starts[chunk], word_starts[chunk + 1]
     if stop - at < STATE_WORDS:
         return False
@@ -81,7 +81,7 @@ def _open(lane, chunk, words, word_starts, headers):
 
 @decode_jit
 def _close(lane, chunk, out, words, slots, infos, entries):
-    """Decode what is left of a chunk; return how many codes it has, or -1 if it is damaged."""
+    """Decode the last codes of a chunk; return its number of codes, or -1 if it is damaged."""
     gap_slots, gap_infos = slots[lane[_GAPS]], infos[0, lane[_GAPS]]
     level_slots, level_infos = slots[lane[_LEVELS]], infos[1, lane[_LEVELS]]
     gap_state, level_state, at, last = lane[_GAP], lane[_LEVEL], lane[_AT], lane[_STOP] - _ONE
@@ -91,11 +91,11 @@ def _close(lane, chunk, out, words, slots, infos, entries):
     if lane[_BAD]:
         return -1
     while position < size:
-        gap, gap_state, at = _pull(gap_state, gap_slots, gap_infos, words, at, last)
+        gap, gap_state, at = _take(gap_state, gap_slots, gap_infos, words, at, last)
         position += gap
         if position >= size:
             break
-        level, level_state, at = _pull(level_state, level_slots, level_infos, words, at, last)
+        level, level_state, at = _take(level_state, level_slots, level_infos, words, at, last)
         if level >= _TOO_LARGE or at > lane[_STOP]:
             return -1
         if level < _NO_CODE:
@@ -108,8 +108,8 @@ def _close(lane, chunk, out, words, slots, infos, entries):
 
 
 @decode_jit
-def _pull_two(a, b, chunks, places, words, slots, infos, entries):
-    """Go on with both lanes until one nears its end; return a bit for each that does.
+def _decode_two(a, b, chunks, places, words, slots, infos, entries):
+    """Decode both lanes until a lane nears its end; return a bit for each lane that does.
 
     While a lane has words left for any code, none of its reads can leave them.
     """
@@ -127,12 +127,12 @@ def _pull_two(a, b, chunks, places, words, slots, infos, entries):
     a_out, b_out = a_first + a[_COUNT], b_first + b[_COUNT]
     a_gap = b_gap = np.uint64(0)
     while a_at <= a_safe and b_at <= b_safe:
-        a_gap, a_after, a_next = _pull(a_gap_state, a_gap_slots, a_gap_infos, words, a_at, _FAR)
-        b_gap, b_after, b_next = _pull(b_gap_state, b_gap_slots, b_gap_infos, words, b_at, _FAR)
+        a_gap, a_after, a_next = _take(a_gap_state, a_gap_slots, a_gap_infos, words, a_at, _FAR)
+        b_gap, b_after, b_next = _take(b_gap_state, b_gap_slots, b_gap_infos, words, b_at, _FAR)
         if a_position + a_gap >= a_end or b_position + b_gap >= b_end:
-            break  # both take this gap once more
-        a_level, a_level_state, a_at = _pull(a_level_state, a_level_slots, a_level_infos, words, a_next, _FAR)
-        b_level, b_level_state, b_at = _pull(b_level_state, b_level_slots, b_level_infos, words, b_next, _FAR)
+            break  # `_close` takes this gap again
+        a_level, a_level_state, a_at = _take(a_level_state, a_level_slots, a_level_infos, words, a_next, _FAR)
+        b_level, b_level_state, b_at = _take(b_level_state, b_level_slots, b_level_infos, words, b_next, _FAR)
         a_gap_state, b_gap_state = a_after, b_after
         entries[a_out] = np.int64((a_position + a_gap) << _SIXTEEN | a_level)
         entries[b_out] = np.int64((b_position + b_gap) << _SIXTEEN | b_level)
@@ -152,12 +152,12 @@ def _pull_two(a, b, chunks, places, words, slots, infos, entries):
 
 
 @decode_jit
-def pull_chunks(chunks, turns, words, word_starts, headers, slots, infos, lanes, entries, places, counts):
-    """Take chunks and decode them into entries; return -1, or the number of a damaged one.
+def decode_chunks(chunks, turns, words, word_starts, headers, slots, infos, lanes, entries, places, counts):
+    """Take chunks and decode them into entries; return -1, or the number of a damaged chunk.
 
     An entry is `position << 16 | (magnitude - 1) << 1 | sign`, as in an encoder (`lists.py`); its
     position counts from the beginning of the chunk's tile, or of the first of them.
-    `slots` and `infos` are SLOT and PULLS; `lanes` is memory, [2, LANE]; `places` says where the
+    `slots` and `infos` are SLOT and DECODING; `lanes` is memory, [2, LANE]; `places` says where the
     entries of each chunk go, with room for as many as it has codes, or its words bits; `counts`
     receives how many they are.
     """
@@ -175,7 +175,7 @@ def pull_chunks(chunks, turns, words, word_starts, headers, slots, infos, lanes,
                 waiting = take_turn(turns)
         ended = 3
         if lanes[0, _BUSY] and lanes[1, _BUSY]:
-            ended = _pull_two(lanes[0], lanes[1], chunks, places, words, slots, infos, entries)
+            ended = _decode_two(lanes[0], lanes[1], chunks, places, words, slots, infos, entries)
         elif not (lanes[0, _BUSY] or lanes[1, _BUSY]):
             return -1
         for k in range(2):

@@ -1,4 +1,4 @@
-"""Compiled entropy coder: the codes of chunks to 16-bit words. `pull.py` is the way back.
+"""Compiled entropy coder: the codes of chunks to 16-bit words. `decoder.py` is the inverse.
 
 Two range variants of asymmetric numeral systems (rANS, Duda 2013) run side by side
 over one sequence of words: one state for gaps, one for levels, so that a processor
@@ -19,7 +19,7 @@ LOWEST = 1 << 16  # a state's smallest value, and what both begin and end with
 
 _COST = np.ascontiguousarray(COST.T)  # [SYMBOLS, TABLES]
 
-# What an encoder needs to push a symbol and its bits, [gap or level, TABLES, SYMBOLS * columns]:
+# What an encoder needs to put a symbol and its bits, [gap or level, TABLES, SYMBOLS * columns]:
 # the first state that spills before the bits, how many these are, the first that spills before
 # the symbol, and the rest for the step itself. As whole words, that no instruction takes apart.
 # A state below F * 2**20, divided by F < 4096, is `state * ceil(2**44 / F) >> 44`: the product is
@@ -28,7 +28,7 @@ _BITS_LIMIT, _BITS, _LIMIT, _RECIPROCAL, _COMPLEMENT, _CUM, _COLUMNS = 0, 1, 2, 
 _RECIPROCAL_BITS = 44
 
 
-def _pushes() -> NDArray[np.uint64]:
+def _encoding() -> NDArray[np.uint64]:
     infos = np.zeros((2, TABLES, SYMBOLS, _COLUMNS), np.uint64)
     for kind in range(2):
         bits = EXTRA.astype(np.uint64) + np.uint64(kind)  # a level has a sign
@@ -41,21 +41,21 @@ def _pushes() -> NDArray[np.uint64]:
     return infos.reshape(2, TABLES, SYMBOLS * _COLUMNS)
 
 
-PUSHES = _pushes()
+ENCODING = _encoding()
 
 _LOWEST = np.uint64(LOWEST)
 _MASK16 = np.uint64(0xFFFF)
 _ZERO, _ONE, _SIXTEEN, _THIRTY_TWO, _SIXTY_TWO = (np.uint64(k) for k in (0, 1, 16, 32, 62))
 
-# A pair as an encoder keeps it, four numbers of 16 bits: what places the gap within its symbol,
-# where that symbol is in a row of PUSHES, and the same of the level, with its sign.
+# A pair in the memory of an encoder, four numbers of 16 bits: what places the gap within its symbol,
+# where that symbol is in a row of ENCODING, and the same of the level, with its sign.
 _GAP_REST, _GAP_SYMBOL, _LEVEL_REST, _LEVEL_SYMBOL, PAIR = range(5)
 
-# Columns of a chunk that waits to be pushed: its number, its first pair, how many, the zeros after
+# Columns of a chunk that waits to be encoded: its number, its first pair, how many, the zeros after
 # them, both tables and where its words end; then what came of it: where they begin, and both states.
 NUMBER, FIRST, PAIRS, TAIL, GAP_TABLE, LEVEL_TABLE, END, BEGIN, GAP_STATE, LEVEL_STATE = range(10)
 CHUNK_COLUMNS = 10
-# A pair takes at most 4 words; a tail and a store beside the words (see `_push`) take 4 more.
+# A pair takes at most 4 words; a tail and a store beside the words (see `_put`) take 4 more.
 PAIR_WORDS, SPARE_WORDS = 4, 4
 
 
@@ -90,8 +90,8 @@ def cheapest_table(histogram, costs):
 
 
 @decode_jit
-def _push(state, infos, symbol, rest, words, at):
-    """Push the bits that place a value within its symbol, then the symbol."""
+def _put(state, infos, symbol, rest, words, at):
+    """Put the bits that place a value within its symbol, then the symbol, into a state."""
     # A word is stored whether the state spills or not: that is cheaper than a branch.
     words[at - _ONE] = np.uint16(state)
     spill = state >= infos[symbol + np.uint64(_BITS_LIMIT)]
@@ -146,24 +146,24 @@ def choose_tables(chunk, pairs, histograms, costs):
 
 
 @decode_jit
-def _push_pair(pairs, at_pair, gap_infos, level_infos, gap_state, level_state, words, at):
+def _put_pair(pairs, at_pair, gap_infos, level_infos, gap_state, level_state, words, at):
     symbol, rest = pairs[at_pair + np.uint64(_LEVEL_SYMBOL)], pairs[at_pair + np.uint64(_LEVEL_REST)]
-    level_state, at = _push(level_state, level_infos, np.uint64(symbol), np.uint64(rest), words, at)
+    level_state, at = _put(level_state, level_infos, np.uint64(symbol), np.uint64(rest), words, at)
     symbol, rest = pairs[at_pair + np.uint64(_GAP_SYMBOL)], pairs[at_pair + np.uint64(_GAP_REST)]
-    gap_state, at = _push(gap_state, gap_infos, np.uint64(symbol), np.uint64(rest), words, at)
+    gap_state, at = _put(gap_state, gap_infos, np.uint64(symbol), np.uint64(rest), words, at)
     return gap_state, level_state, at
 
 
 @decode_jit
 def _begin_chunk(chunk, infos, words):
-    """Push what follows the last pair; return its place, both states and where the words begin."""
+    """Put what follows the last pair; return its place, both states and where the words begin."""
     next_pair = np.uint64((chunk[FIRST] + chunk[PAIRS]) * PAIR)
     at = np.uint64(chunk[END])
     gap_state = _LOWEST
     if chunk[TAIL]:
         tail = np.uint64(chunk[TAIL])
         symbol, rest = np.uint64(symbol_of(tail) * _COLUMNS), tail & ((_ONE << extra_bits_of(tail)) - _ONE)
-        gap_state, at = _push(_LOWEST, infos[0, chunk[GAP_TABLE]], symbol, rest, words, at)
+        gap_state, at = _put(_LOWEST, infos[0, chunk[GAP_TABLE]], symbol, rest, words, at)
     return next_pair, gap_state, _LOWEST, at
 
 
@@ -173,10 +173,10 @@ def _end_chunk(chunk, gap_state, level_state, at):
 
 
 @decode_jit
-def push_chunks(pairs, chunks, infos, words):
-    """Push the pairs of all chunks, each backwards from its END in `words`; `infos` is PUSHES.
+def encode_chunks(pairs, chunks, infos, words):
+    """Encode the pairs of all chunks, each backwards from its END in `words`; `infos` is ENCODING.
 
-    A push waits for the one before it, so two chunks are pushed at a time.
+    Each pair waits for the one before it, so two chunks are encoded at a time.
     """
     a = b = 0
     a_left = b_left = 0
@@ -201,9 +201,7 @@ def push_chunks(pairs, chunks, infos, words):
         if b_left == 0:
             for _ in range(a_left):
                 a_pair -= size
-                a_gap, a_level, a_at = _push_pair(
-                    pairs, a_pair, a_gaps, a_levels, a_gap, a_level, words, a_at
-                )
+                a_gap, a_level, a_at = _put_pair(pairs, a_pair, a_gaps, a_levels, a_gap, a_level, words, a_at)
             a_left = 0
         else:
             b_gaps, b_levels = infos[0, chunks[b, GAP_TABLE]], infos[1, chunks[b, LEVEL_TABLE]]
@@ -211,12 +209,8 @@ def push_chunks(pairs, chunks, infos, words):
             for _ in range(both):
                 a_pair -= size
                 b_pair -= size
-                a_gap, a_level, a_at = _push_pair(
-                    pairs, a_pair, a_gaps, a_levels, a_gap, a_level, words, a_at
-                )
-                b_gap, b_level, b_at = _push_pair(
-                    pairs, b_pair, b_gaps, b_levels, b_gap, b_level, words, b_at
-                )
+                a_gap, a_level, a_at = _put_pair(pairs, a_pair, a_gaps, a_levels, a_gap, a_level, words, a_at)
+                b_gap, b_level, b_at = _put_pair(pairs, b_pair, b_gaps, b_levels, b_gap, b_level, words, b_at)
             a_left -= both
             b_left -= both
             if b_left == 0:
@@ -227,7 +221,7 @@ def push_chunks(pairs, chunks, infos, words):
 
 @decode_jit
 def write_chunk(chunk, words, out):
-    """Write a pushed chunk to `out`; return its header."""
+    """Write an encoded chunk to `out`; return its header."""
     for k, state in enumerate((chunk[GAP_STATE], chunk[LEVEL_STATE])):
         out[2 * k] = np.uint16(state & 0xFFFF)
         out[2 * k + 1] = np.uint16(state >> 16)
