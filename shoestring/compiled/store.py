@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from numba.core import config
-from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps, loads
 
@@ -43,8 +42,8 @@ def _find_folder() -> Path:
 _folder = _find_folder()
 
 
-class StoredKernel(_Cache):
-    """What Numba asks for a kernel's compiled code, and gives it to."""
+class StoredKernel:
+    """Takes the place of Numba's own cache (`numba.core.caching.FunctionCache`) of one kernel."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -90,12 +89,6 @@ class StoredKernel(_Cache):
         whole = repr((key_of(self._kernel), str(sig), codegen.magic_tuple()))
         digest = hashlib.sha256(whole.encode()).hexdigest()[:32]
         return _folder / f"{function.__module__}.{function.__qualname__}-{digest}.kernel"
-
-    def enable(self) -> None: ...
-
-    def disable(self) -> None: ...
-
-    def flush(self) -> None: ...
 
 
 def _read(path: Path) -> bytes | None:

@@ -19,26 +19,9 @@ from numpy.typing import NDArray
 
 from shoestring.codec.base import Layout, Payload, Vector
 from shoestring.codec.dct import floats
+from shoestring.codec.dct import format as fmt
 from shoestring.codec.dct.basis import integer_basis
 from shoestring.codec.dct.choice import Chunking, Floats, Question, is_coded
-from shoestring.codec.dct.format import (
-    CHUNK,
-    CHUNK_SIZE,
-    CHUNK_TENSOR,
-    HINT,
-    INVERSE_SHIFT,
-    MAX_CHUNK_LOG2,
-    MAX_GAP,
-    MAX_LEVEL,
-    MAX_NONZERO,
-    NO_CODE,
-    TILE_CHUNK_LOG2,
-    TILE_FIRST_CHUNK,
-    TILE_LOG2,
-    TILE_OFFSET,
-    TILE_SIZE,
-    Geometry,
-)
 from shoestring.codec.dct.sampling import run_starts, sample_shape
 from shoestring.codec.dct.steps import MANTISSA, ROUNDING, SCALE, Steps
 from shoestring.codec.dct.stream import Stream, join
@@ -50,7 +33,7 @@ Codes = NDArray[np.int64]
 
 LOWEST = 1 << 16  # a state's smallest value, and what both begin and end with
 
-CHUNKING = Chunking(bits=8192, most_log2=MAX_CHUNK_LOG2)
+CHUNKING = Chunking(bits=8192, most_log2=fmt.MAX_CHUNK_LOG2)
 
 
 @cache
@@ -84,7 +67,7 @@ def forward(x: Vector, blocks: int, n: int) -> Vector:
 def quantise(coefficients: Vector, inverse_step: np.float32, threshold: np.float32) -> Codes:
     """Round to codes, with a dead zone around zero; float32 throughout, as in the other backends."""
     magnitudes = np.abs(coefficients)
-    levels = np.clip((magnitudes * inverse_step + ROUNDING).astype(np.int64), 1, MAX_LEVEL)
+    levels = np.clip((magnitudes * inverse_step + ROUNDING).astype(np.int64), 1, fmt.MAX_LEVEL)
     signed: Codes = np.where(coefficients > 0, levels, -levels)
     return np.where(magnitudes >= threshold, signed, 0)
 
@@ -99,7 +82,7 @@ def inverse(blocks: Codes) -> Codes:
 
 def to_values(integers: Codes, mantissa: np.float32, scale: np.float32) -> Vector:
     """Turn integers of `inverse` into floats; exact, because they are below 2**24."""
-    rounded = (integers + (1 << (INVERSE_SHIFT - 1))) >> INVERSE_SHIFT  # this sum does not wrap
+    rounded = (integers + (1 << (fmt.INVERSE_SHIFT - 1))) >> fmt.INVERSE_SHIFT  # this sum does not wrap
     return (rounded * int(mantissa)).astype(np.float32) * scale
 
 
@@ -156,7 +139,7 @@ def cut_gaps(codes: Codes) -> Codes:
     places = np.flatnonzero(codes)
     cut = codes.copy()
     for before, end in itertools.pairwise([-1, *places, codes.size] if places.size else []):
-        cut[before + MAX_GAP + 1 : end : MAX_GAP + 1] = NO_CODE
+        cut[before + fmt.MAX_GAP + 1 : end : fmt.MAX_GAP + 1] = fmt.NO_CODE
     return cut
 
 
@@ -259,9 +242,9 @@ def decode_chunk(header: int, own: NDArray[np.uint16], size: int) -> Codes | Non
             symbol = levels.take()
             rest = levels.take_bits(int(EXTRA[symbol]) + 1)
             level = int(START[symbol]) + (rest >> 1) + 1
-            if level > NO_CODE:
+            if level > fmt.NO_CODE:
                 return None
-            if level < NO_CODE:
+            if level < fmt.NO_CODE:
                 codes[position] = -level if rest & 1 else level
             position += 1
     except _DamagedError:
@@ -326,14 +309,14 @@ def _cost(coefficients: Vector, step: float) -> tuple[float, float]:
     return bits / size, error / size
 
 
-def cut_chunks(geometry: Geometry, tiles: list[Codes]) -> list[Codes]:
+def cut_chunks(geometry: fmt.Geometry, tiles: list[Codes]) -> list[Codes]:
     """Cut the codes of all tiles into chunks, in order."""
     chunks: list[Codes] = []
     for tile, codes in zip(geometry.tiles, tiles, strict=True):
-        size = 1 << int(tile[TILE_CHUNK_LOG2])
-        if tile[TILE_OFFSET]:
+        size = 1 << int(tile[fmt.TILE_CHUNK_LOG2])
+        if tile[fmt.TILE_OFFSET]:
             chunks[-1] = np.concatenate([chunks[-1], codes])
-        elif tile[TILE_CHUNK_LOG2] >= TILE_LOG2:
+        elif tile[fmt.TILE_CHUNK_LOG2] >= fmt.TILE_LOG2:
             chunks.append(codes)
         else:
             chunks += [codes[begin : begin + size] for begin in range(0, codes.size, size)]
@@ -343,7 +326,7 @@ def cut_chunks(geometry: Geometry, tiles: list[Codes]) -> list[Codes]:
 def encode(
     values: Vector,
     headers: NDArray[np.void],
-    geometry: Geometry,
+    geometry: fmt.Geometry,
     steps: Steps,
     left_over: Vector | None,
     crew: Crew,
@@ -358,11 +341,11 @@ def encode(
             sent = tile_values(codes, blocks, n, mantissa, scale)
             left_over[start : start + size] = snapped - sent
         tiles.append(codes)
-    chunk_headers = np.zeros(geometry.chunks, CHUNK)
+    chunk_headers = np.zeros(geometry.chunks, fmt.CHUNK)
     words: list[int] = []
     for chunk, codes in enumerate(cut_chunks(geometry, tiles)):
-        if np.count_nonzero(cut_gaps(codes)) > MAX_NONZERO:
-            return None, int(geometry.chunk_rows[chunk, CHUNK_TENSOR])
+        if np.count_nonzero(cut_gaps(codes)) > fmt.MAX_NONZERO:
+            return None, int(geometry.chunk_rows[chunk, fmt.CHUNK_TENSOR])
         chunk_headers[chunk], chunk_words = encode_chunk(codes)
         words += chunk_words
     own_floats = floats.encode(values, headers, geometry, left_over)
@@ -372,17 +355,17 @@ def encode(
 def decode_codes(stream: Stream) -> list[Codes]:
     """Return the codes of every tile, or raise `StreamError`."""
     geometry, chunks = stream.geometry, []
-    for chunk, size in enumerate(geometry.chunk_rows[:, CHUNK_SIZE].tolist()):
+    for chunk, size in enumerate(geometry.chunk_rows[:, fmt.CHUNK_SIZE].tolist()):
         words = stream.words[stream.word_starts[chunk] : stream.word_starts[chunk + 1]]
         codes = decode_chunk(int(stream.chunks[chunk]), words, size)
         if codes is None:
-            raise StreamError(f"chunk {chunk} is damaged", hint=HINT)
+            raise StreamError(f"chunk {chunk} is damaged", hint=fmt.HINT)
         chunks.append(codes)
     tiles = []
     for tile in geometry.tiles.tolist():
-        first, size, chunk_log2 = tile[TILE_FIRST_CHUNK], tile[TILE_SIZE], tile[TILE_CHUNK_LOG2]
-        if chunk_log2 >= TILE_LOG2:
-            tiles.append(chunks[first][tile[TILE_OFFSET] : tile[TILE_OFFSET] + size])
+        first, size, chunk_log2 = tile[fmt.TILE_FIRST_CHUNK], tile[fmt.TILE_SIZE], tile[fmt.TILE_CHUNK_LOG2]
+        if chunk_log2 >= fmt.TILE_LOG2:
+            tiles.append(chunks[first][tile[fmt.TILE_OFFSET] : tile[fmt.TILE_OFFSET] + size])
         else:
             tiles.append(np.concatenate(chunks[first : first - (-size >> chunk_log2)]))
     return tiles

@@ -9,19 +9,10 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from shoestring.codec.dct import format as fmt
 from shoestring.codec.dct.cpu.lanes import inverse_8
 from shoestring.codec.dct.cpu.lists import FEW, PADDING, list_order
 from shoestring.codec.dct.cpu.transform import group_shape, inverse_block, inverse_group, to_value
-from shoestring.codec.dct.format import (
-    TILE_BLOCKS,
-    TILE_CHUNK_LOG2,
-    TILE_FIRST_CHUNK,
-    TILE_LOG2,
-    TILE_OFFSET,
-    TILE_SIZE,
-    TILE_START,
-    TILE_TENSOR,
-)
 from shoestring.codec.dct.sampling import lanes_of
 from shoestring.codec.dct.steps import MANTISSA, SCALE
 from shoestring.compiled.jit import Kernel, decode_jit, specialise
@@ -129,12 +120,12 @@ def _add_tiles(out, tiles, turns, entries, places, counts, codes, rows, steps, w
         if k >= tiles.shape[0]:
             return
         tile = tiles[k]
-        start, size, blocks = tile[TILE_START], tile[TILE_SIZE], tile[TILE_BLOCKS]
-        first, chunk_log2 = tile[TILE_FIRST_CHUNK], tile[TILE_CHUNK_LOG2]
-        own_step = steps[tile[TILE_TENSOR]]
+        start, size, blocks = tile[fmt.TILE_START], tile[fmt.TILE_SIZE], tile[fmt.TILE_BLOCKS]
+        first, chunk_log2 = tile[fmt.TILE_FIRST_CHUNK], tile[fmt.TILE_CHUNK_LOG2]
+        own_step = steps[tile[fmt.TILE_TENSOR]]
         mantissa, scale = np.int32(own_step[MANTISSA]), own_step[SCALE]
         target = out[start : start + size]
-        offset, is_shared = tile[TILE_OFFSET], chunk_log2 >= TILE_LOG2
+        offset, is_shared = tile[fmt.TILE_OFFSET], chunk_log2 >= fmt.TILE_LOG2
         own_counts = counts[first : first + (1 if is_shared else ((size - 1) >> chunk_log2) + 1)]
         plain = offset + (blocks * area if n > 1 else 0)
         many = n != 8 and own_counts.sum() * FEW >= size

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from shoestring.codec.base import Payload, Vector
 from shoestring.codec.dct import floats
+from shoestring.codec.dct import format as fmt
 from shoestring.codec.dct.choice import Chunking
 from shoestring.codec.dct.cpu import decoder
 from shoestring.codec.dct.cpu.adder import adder, inverse_room
@@ -34,27 +35,6 @@ from shoestring.codec.dct.cpu.encoder import (
 )
 from shoestring.codec.dct.cpu.lists import PADDING, group_room, list_order, lister
 from shoestring.codec.dct.cpu.measure import costs, scan
-from shoestring.codec.dct.format import (
-    CHUNK,
-    CHUNK_SIZE,
-    HINT,
-    MAX_CHUNK_LOG2,
-    MAX_GAP,
-    MAX_NONZERO,
-    MAX_WORDS,
-    NO_CODE,
-    STATE_WORDS,
-    TILE_BLOCKS,
-    TILE_CHUNK_LOG2,
-    TILE_FIRST_CHUNK,
-    TILE_LOG2,
-    TILE_OFFSET,
-    TILE_SIDE,
-    TILE_SIZE,
-    TILE_START,
-    TILE_TENSOR,
-    Geometry,
-)
 from shoestring.codec.dct.steps import INVERSE, MAGIC, MANTISSA, SCALE, THRESHOLD, Steps
 from shoestring.codec.dct.stream import Stream, new_payload
 from shoestring.codec.dct.tables import SLOT, SYMBOLS, TABLES
@@ -70,7 +50,7 @@ _NOTHING = np.empty(0, np.float32)
 # Pairs are encoded when there are this many: few enough to be still in a near cache.
 PAIRS_AT_ONCE = 1 << 15
 _WORTH_A_THREAD = 300_000  # nanoseconds of work: to wake a thread takes some 50,000
-CHUNKING = Chunking(bits=8192, most_log2=MAX_CHUNK_LOG2)
+CHUNKING = Chunking(bits=8192, most_log2=fmt.MAX_CHUNK_LOG2)
 
 # Placeholders, which `specialise` replaces: a block's area, the list of each frequency, the lister.
 area = 0
@@ -84,7 +64,7 @@ def _flush(pairs, chunks, infos, words, out, written, places, headers):
     encode_chunks(pairs, chunks, infos, words)
     for c in range(chunks.shape[0]):
         number = chunks[c, NUMBER]
-        at = take_turns(written, chunks[c, END] - chunks[c, BEGIN] + STATE_WORDS)
+        at = take_turns(written, chunks[c, END] - chunks[c, BEGIN] + fmt.STATE_WORDS)
         places[number], headers[number] = at, write_chunk(chunks[c], words, out[at:])
 
 
@@ -97,21 +77,21 @@ def _cut_gaps(entries, count, size):
     more, previous = 0, -1
     for i in range(count):
         position = entries[i] >> 16
-        more += (position - previous - 1) // (MAX_GAP + 1)
+        more += (position - previous - 1) // (fmt.MAX_GAP + 1)
         previous = position
-    more_behind = (size - 1 - previous) // (MAX_GAP + 1) if count else 0
+    more_behind = (size - 1 - previous) // (fmt.MAX_GAP + 1) if count else 0
     target = count + more
     for k in range(more_behind):
-        entries[target + k] = previous + (k + 1) * (MAX_GAP + 1) << 16 | NO_CODE - 1 << 1
+        entries[target + k] = previous + (k + 1) * (fmt.MAX_GAP + 1) << 16 | fmt.NO_CODE - 1 << 1
     for i in range(count - 1, -1, -1):
         if target == i + 1:
             break
         position, previous = entries[i] >> 16, entries[i - 1] >> 16 if i else -1
         target -= 1
         entries[target] = entries[i]
-        for k in range((position - previous - 1) // (MAX_GAP + 1), 0, -1):
+        for k in range((position - previous - 1) // (fmt.MAX_GAP + 1), 0, -1):
             target -= 1
-            entries[target] = previous + k * (MAX_GAP + 1) << 16 | NO_CODE - 1 << 1
+            entries[target] = previous + k * (fmt.MAX_GAP + 1) << 16 | fmt.NO_CODE - 1 << 1
     return count + more + more_behind
 
 
@@ -134,12 +114,12 @@ def _encode_tiles(
         for j in range(units[k], units[k + 1]):
             tile = tiles[j]
             start, blocks, size, offset = (
-                tile[TILE_START],
-                tile[TILE_BLOCKS],
-                tile[TILE_SIZE],
-                tile[TILE_OFFSET],
+                tile[fmt.TILE_START],
+                tile[fmt.TILE_BLOCKS],
+                tile[fmt.TILE_SIZE],
+                tile[fmt.TILE_OFFSET],
             )
-            own_step = steps[tile[TILE_TENSOR]]
+            own_step = steps[tile[fmt.TILE_TENSOR]]
             mantissa, scale = np.int32(own_step[MANTISSA]), own_step[SCALE]
             step = (own_step[INVERSE], own_step[THRESHOLD], own_step[MAGIC], mantissa, scale)
             stride = blocks + PADDING
@@ -150,24 +130,24 @@ def _encode_tiles(
                 for i in range(row.size):
                     planar[total + i] = row[i] + (offset + f * blocks << 16)
                 total += row.size
-            if tile[TILE_CHUNK_LOG2] >= TILE_LOG2 and total > MAX_NONZERO:
-                return tile[TILE_TENSOR]
+            if tile[fmt.TILE_CHUNK_LOG2] >= fmt.TILE_LOG2 and total > fmt.MAX_NONZERO:
+                return tile[fmt.TILE_TENSOR]
 
         tile = tiles[units[k + 1] - 1]
         number, all_end, chunk_size = (
-            tile[TILE_FIRST_CHUNK],
+            tile[fmt.TILE_FIRST_CHUNK],
             offset + size,
-            np.int64(1) << tile[TILE_CHUNK_LOG2],
+            np.int64(1) << tile[fmt.TILE_CHUNK_LOG2],
         )
-        if tile[TILE_CHUNK_LOG2] >= TILE_LOG2:
+        if tile[fmt.TILE_CHUNK_LOG2] >= fmt.TILE_LOG2:
             total, chunk_size = _cut_gaps(planar, total, all_end), all_end
         at = 0
         for begin in range(0, all_end, chunk_size):
             end = min(begin + chunk_size, all_end)
             own = planar[at : at + np.searchsorted(planar[at:total], end << 16)]
             at += own.size
-            if own.size > MAX_NONZERO:
-                return tile[TILE_TENSOR]
+            if own.size > fmt.MAX_NONZERO:
+                return tile[fmt.TILE_TENSOR]
             if own.size:
                 chunk = chunks[waiting]
                 chunk[NUMBER], chunk[FIRST], chunk[PAIRS] = number, count, own.size
@@ -197,7 +177,7 @@ def _gather(headers, places, out, chunks, words):
     at = 0
     for c in range(places.size):
         chunks[c] = headers[c]
-        count = np.int64(headers[c] & MAX_WORDS)
+        count = np.int64(headers[c] & fmt.MAX_WORDS)
         copy(out, places[c], words, at, count)
         at += count
 
@@ -215,7 +195,7 @@ def _place_entries(chunks, word_starts):
     total = 0
     for c in range(places.size):
         places[c] = total
-        total += min(chunks[c, CHUNK_SIZE], 16 * (word_starts[c + 1] - word_starts[c]))
+        total += min(chunks[c, fmt.CHUNK_SIZE], 16 * (word_starts[c + 1] - word_starts[c]))
     return places, total
 
 
@@ -242,33 +222,33 @@ class _Work:
 
 
 @lru_cache(maxsize=1024)  # a large model has hundreds of parts
-def _work(geometry: Geometry) -> _Work:
+def _work(geometry: fmt.Geometry) -> _Work:
     tiles = geometry.tiles
-    sizes, sides, logs = tiles[:, TILE_SIZE], tiles[:, TILE_SIDE], tiles[:, TILE_CHUNK_LOG2]
+    sizes, sides, logs = tiles[:, fmt.TILE_SIZE], tiles[:, fmt.TILE_SIDE], tiles[:, fmt.TILE_CHUNK_LOG2]
     # About how many nanoseconds a value takes, and a bit; chunks have about as many bits each.
     value = np.where(sides == 1, 0.1, np.where(sides == 8, 0.3, 1.0))
     bits = CHUNKING.bits / (1 << logs)
     weights = sizes * (value + 2 * bits)
     # Tiles that share a chunk stay together: each goes where the first of them does.
-    unit = np.cumsum(tiles[:, TILE_OFFSET] == 0) - 1
+    unit = np.cumsum(tiles[:, fmt.TILE_OFFSET] == 0) - 1
     heaviest_first = np.argsort(-np.bincount(unit, weights)[unit], kind="stable")
     by_size = []
     for n in np.unique(sides).tolist():
         own = heaviest_first[sides[heaviest_first] == n]
-        begins = np.flatnonzero(tiles[own, TILE_OFFSET] == 0)
+        begins = np.flatnonzero(tiles[own, fmt.TILE_OFFSET] == 0)
         by_size.append(
             _Tiles(
                 n=n,
                 tiles=tiles[own],
                 units=np.append(begins, own.size),
                 most=int(sizes[own].max()),
-                blocks=int(tiles[own, TILE_BLOCKS].max()),
+                blocks=int(tiles[own, fmt.TILE_BLOCKS].max()),
                 chunks=int((-(-sizes[own] >> logs[own])).sum()),
             )
         )
     return _Work(
         tiles=tuple(by_size),
-        words=PAIR_WORDS * int(sizes.sum()) + (STATE_WORDS + PAIR_WORDS) * geometry.chunks,
+        words=PAIR_WORDS * int(sizes.sum()) + (fmt.STATE_WORDS + PAIR_WORDS) * geometry.chunks,
         encoders=1 + int(weights.sum() / _WORTH_A_THREAD),
         decoders=1 + int((sizes * (value * (sides > 1) + 1.5 * bits)).sum() / _WORTH_A_THREAD),
     )
@@ -277,21 +257,21 @@ def _work(geometry: Geometry) -> _Work:
 def encode(
     values: Vector,
     headers: NDArray[np.void],
-    geometry: Geometry,
+    geometry: fmt.Geometry,
     steps: Steps,
     left_over: Vector | None,
     crew: Crew,
 ) -> tuple[Payload | None, int]:
     """Return the stream; or None, and a tensor one of whose chunks has more codes than a header can count."""
     work = _work(geometry)
-    chunk_headers = np.zeros(geometry.chunks, CHUNK)
+    chunk_headers = np.zeros(geometry.chunks, fmt.CHUNK)
     places = np.zeros(geometry.chunks, np.int64)
     out, written = room("out", work.words, np.uint16), new_turns()
     more, once = [new_turns() for _ in work.tiles[1:]], new_turns()
     own_floats = []
 
     def encode_some(part: _Tiles, turns: Turns) -> int:
-        n, chunks, most = part.n, part.chunks, part.most + MAX_NONZERO
+        n, chunks, most = part.n, part.chunks, part.most + fmt.MAX_NONZERO
         lists = (
             room("entries", part.most + (PADDING + 1) * (n * n + 1), np.int64),
             room("counts", n * n + 1, np.int64),
@@ -323,7 +303,7 @@ def encode(
         return None, too_large
     payload = new_payload(headers, geometry, geometry.words_at + 2 * int(written[0]))
     chunks, words = payload[geometry.chunks_at : geometry.floats_at], payload[geometry.words_at :]
-    _gather(chunk_headers, places, out, chunks.view(CHUNK), words.view("<u2"))
+    _gather(chunk_headers, places, out, chunks.view(fmt.CHUNK), words.view("<u2"))
     payload[geometry.floats_at : geometry.words_at].view("<u2")[:] = own_floats[0]
     return payload, -1
 
@@ -347,7 +327,7 @@ def decode_entries(stream: Stream, crew: Crew) -> tuple[NDArray[np.int64], ...]:
 
     bad = max(crew.run(work.decoders, decode_some))
     if bad >= 0:
-        raise StreamError(f"chunk {bad} is damaged", hint=HINT)
+        raise StreamError(f"chunk {bad} is damaged", hint=fmt.HINT)
     return entries, places, counts
 
 
