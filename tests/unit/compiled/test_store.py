@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,25 @@ def test_code_that_cannot_be_written_runs_all_the_same(folder, monkeypatch):
     monkeypatch.setattr(store.CompileResult, "_reduce", fail)
     assert call(monkeypatch) == 0
     assert list(folder.glob("top.*")) == []
+
+
+def test_threads_may_call_kernels_for_the_first_time_at_once(folder, monkeypatch):
+    top = load(monkeypatch, SOURCES)
+    kernels, results = [top.top, top.special], []
+    ready = threading.Barrier(4)
+
+    def first_call(kernel) -> None:
+        ready.wait(timeout=60)
+        results.append(kernel(np.arange(5)))
+
+    threads = [threading.Thread(target=first_call, args=(kernels[k % 2],)) for k in range(4)]
+    with store.compiled_once():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(results) == sorted(2 * RESULT)
+    assert [len(list(folder.glob(f"{name}-*.kernel"))) for name in ("top.top", "top._template_2")] == [1, 1]
 
 
 # Turns of processes that compile.
