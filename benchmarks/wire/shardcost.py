@@ -82,7 +82,7 @@ class Bench:
         """The hash of all parameters."""
         digest = hashlib.sha256()
         for part in self.load.parts:
-            digest.update(self.shard.desks[part.index].holding.params.data)
+            digest.update(self.shard.parts[part.index].holding.params.data)
         return digest.hexdigest()
 
     def _tell(self, said: Said) -> None:
