@@ -16,6 +16,7 @@ from shoestring.wire.messages import Delta, Full, Push
 from shoestring.worker.protocol.worker import Answer
 from shoestring.worker.session import Session
 from shoestring.worker.wrap import join
+from tests.docs.walks import walk
 from tests.unit.worker.cluster import Cluster
 
 ROOT = Path(shoestring.__file__).parent
@@ -99,12 +100,5 @@ def test_a_part_passes_through_few_files():
     finally:
         threading.setprofile(None)
     assert parts[0] > FOLLOWED + 1
-    for needed in (
-        "worker/rounds/gradients.py",
-        "worker/protocol/worker.py",
-        "server/shard.py",
-        "server/rules.py",
-    ):
-        assert needed in follower.files
-    found = sorted(follower.files)
-    assert len(found) <= MOST, "\n".join(found)
+    assert sorted(follower.files) == sorted({file for file, _ in walk("A gradient's way")})
+    assert len(follower.files) <= MOST
