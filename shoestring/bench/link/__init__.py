@@ -1,1 +1,1 @@
-"""Emulated links and hosts to measure over."""
+"""A slow link in user space, and the hosts and processes of a measurement."""

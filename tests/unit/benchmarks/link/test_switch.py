@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoestring.bench.link.switch import Switch, destination, packet_bytes, queue_bytes
+from benchmarks.link.switch import Switch, destination, packet_bytes, queue_bytes
 
 FOREVER = float("inf")
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.wire.load import RUN, SGD, Load, Said
 from shoestring.bench.machine import Memcpy
 from shoestring.bench.wire import replay
-from shoestring.bench.wire.load import RUN, SGD, Load, Said
 from shoestring.errors import ShoestringError
 from shoestring.model.rules import Rule
 from shoestring.server.shard import Shard
