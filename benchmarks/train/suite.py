@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.link import hosts as network
 from benchmarks.train import ablation
 from benchmarks.train.contestants import (
     CONTESTANTS,
@@ -19,7 +18,7 @@ from benchmarks.train.rates import rate_of
 from benchmarks.train.standing import Row, rank, timed_steps, transfer
 from benchmarks.train.trainer import Result
 from benchmarks.train.workloads import WORKLOADS, Workload, find_workload
-from shoestring.bench.link.hosts import HOSTS
+from shoestring.bench.link import hosts as network
 from shoestring.errors import ShoestringError, UsageError
 
 LINKS = ("loopback", "1gbit-1ms", "100mbit-10ms", "10mbit-40ms")
@@ -95,7 +94,7 @@ def search(effort: Effort, say: Callable[[str], None]) -> list[dict[str, Any]]:
     With a shorter schedule than the races have, and another seed.
     """
     found = []
-    with network.connected("loopback", HOSTS) as hosts:
+    with network.connected("loopback", network.HOSTS) as hosts:
         for workload in (_shortened(find_workload(name)) for name in effort.workloads):
             for contestant in (find_contestant(name) for name in effort.contestants):
                 for rate in workload.rates:
@@ -107,7 +106,7 @@ def search(effort: Effort, say: Callable[[str], None]) -> list[dict[str, Any]]:
                         "steps": workload.steps,
                     }
                     try:
-                        row["final"] = race(entry, hosts, HOSTS, _LIMIT_S)[0].scores[-1][1]
+                        row["final"] = race(entry, hosts, network.HOSTS, _LIMIT_S)[0].scores[-1][1]
                     except ShoestringError as error:
                         row |= {"final": None, "why": f"{error.message}: {error.hint}"}
                     say(f"{contestant.name} on {workload.name} with rate {rate:g}: {row['final']}")

@@ -31,9 +31,9 @@ def wire(
 
     from dataclasses import asdict
 
-    from benchmarks.link import hosts
     from benchmarks.wire import suite as bench
     from shoestring.bench.codec import report
+    from shoestring.bench.link import hosts
     from shoestring.bench.machine import Memcpy
     from shoestring.bench.wire.rounds import CODECS
     from shoestring.codec.registry import make

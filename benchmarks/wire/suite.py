@@ -1,15 +1,14 @@
 """All that `python -m benchmarks.wire` measures, in order, and how it is shown to people."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from benchmarks.link import hosts
 from benchmarks.wire import footprint, shardcost
 from benchmarks.wire.load import ADAMW, SGD
 from shoestring.bench.codec.report import print_table
 from shoestring.bench.machine import Memcpy
 from shoestring.bench.recipe import Progress
-from shoestring.bench.wire import rounds
+from shoestring.bench.wire import rounds as wire
 
 COPY_MIB = 128
 _SHARD_CODEC = "dct:bits=0.1"
@@ -18,11 +17,9 @@ _MANY = 16  # workers, to show that a shard's memory does not depend on them
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: parameters, blocks on each link, and rounds a block."""
+    """How much is measured."""
 
-    size_mb: float = 40.0
-    blocks: int = 7
-    times: dict[str, int] = field(default_factory=lambda: {"loopback": 5, "1gbit": 3, "100mbit": 1})
+    rounds: wire.Effort = wire.FULL
     memory_mb: float = 160.0
     footprints: int = 5
     growth_mb: float = 8.0
@@ -32,9 +29,7 @@ class Effort:
 
 FULL = Effort()
 QUICK = Effort(
-    size_mb=1.0,
-    blocks=2,
-    times={"loopback": 2, "1gbit": 2, "100mbit": 1},
+    rounds=wire.QUICK,
     memory_mb=1.0,
     footprints=2,
     growth_mb=0.25,
@@ -44,11 +39,9 @@ QUICK = Effort(
 
 
 @dataclass(frozen=True)
-class Found:
-    """Rounds and the links that were left out, and what a shard and a worker cost by themselves."""
+class Found(wire.Found):
+    """Rounds, and what a shard and a worker cost by themselves."""
 
-    rows: list[rounds.Row]
-    left_out: list[dict[str, str]]  # `link` and `reason`
     update: list[shardcost.UpdateRow]
     growth: list[shardcost.GrowthRow]
     memory: list[footprint.MemoryRow]
@@ -58,9 +51,8 @@ def measure(
     effort: Effort, links: Sequence[str], codecs: Sequence[str], memcpy: Memcpy, progress: Progress
 ) -> Found:
     """Measure rounds on every link that can be had, then updates, growth and memory."""
-    values = int(effort.size_mb * 1e6) // 4
-    reasons = {link: hosts.missing(link) for link in links}
-    rows = [row for link in links if not reasons[link] for row in _rounds(link, effort, codecs, progress)]
+    values = int(effort.rounds.size_mb * 1e6) // 4
+    found = wire.measure(links, effort.rounds, codecs, progress)
 
     updates = [(codec, rule) for codec in codecs for rule in (SGD, ADAMW)]
     update: list[shardcost.UpdateRow] = []
@@ -84,21 +76,12 @@ def measure(
     for measure_one in processes:
         progress("measuring memory", len(memory), len(processes))
         memory.append(measure_one())
-    left_out = [{"link": link, "reason": reason} for link, reason in reasons.items() if reason]
-    return Found(rows, left_out, update, growth, memory)
-
-
-def _rounds(link: str, effort: Effort, codecs: Sequence[str], progress: Progress) -> Iterator[rounds.Row]:
-    with hosts.connected(link) as joined:
-        own = rounds.Effort(effort.size_mb, effort.blocks, effort.times[link])
-        yield from rounds.measure(joined, own, codecs, progress)
+    return Found(found.rows, found.left_out, update, growth, memory)
 
 
 def show(found: Found) -> None:
     """Print tables."""
-    rounds.show(found.rows)
-    for left in found.left_out:
-        print(f" {left['link']} is left out: {left['reason']}")
+    wire.show(found)
     print_table(
         "a shard's update, on one core",
         ("codec", "rule", "ms", "GB/s", "of a copy"),

@@ -30,7 +30,6 @@ def find(name: str) -> Command:
 
 def test_documents_name_studies():
     folders = {file.parent.name for file in (ROOT / "benchmarks").glob("*/__init__.py")}
-    folders -= {"link"}  # what several studies run over
     assert folders <= {name.split(".")[1] for file, name, _ in shown() if file.parent.name == "benchmarks"}
 
 

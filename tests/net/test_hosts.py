@@ -13,8 +13,7 @@ import sys
 
 import psutil
 
-from benchmarks.link import hosts
-from shoestring.bench.link.hosts import Hosts
+from shoestring.bench.link import hosts
 
 LINK = "100mbit-10ms"
 DEADLINE_S = 60
@@ -127,7 +126,7 @@ def test_ctrl_c_leaves_nothing():
     link = link_to_test()
     program = (
         "import signal, sys\n"
-        "from benchmarks.link import hosts\n"
+        "from shoestring.bench.link import hosts\n"
         "import psutil\n"
         # Ignored, where the tests themselves run in a shell's background.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -136,7 +135,9 @@ def test_ctrl_c_leaves_nothing():
         "    print(*made.spaces, *children, flush=True)\n"
         "    sys.stdin.read()\n"
     )
-    with run(Hosts(), 0, program, stdin=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0) as parent:
+    with run(
+        hosts.Hosts("loopback"), 0, program, stdin=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
+    ) as parent:
         made = parent.stdout.readline().split()
         os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: all of the group
         _, complaints = parent.communicate(timeout=DEADLINE_S)

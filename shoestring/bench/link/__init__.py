@@ -1,1 +1,1 @@
-"""A slow link in user space, and the hosts and processes of a measurement."""
+"""Emulated links and hosts to measure over, and the processes of a measurement."""

@@ -15,10 +15,11 @@ import os
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoestring.bench.codec.report import print_table
+from shoestring.bench.link import hosts as network
 from shoestring.bench.link.hosts import HOSTS, Hosts
 from shoestring.bench.link.peers import Peer, ask_all, started
 from shoestring.bench.recipe import Progress
@@ -34,15 +35,15 @@ _RUN = "bench"
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: parameters, blocks, and rounds a block."""
+    """How much is measured: parameters, blocks, and by link the rounds a block."""
 
     size_mb: float = 40.0
     blocks: int = 7
-    times: int = 5
+    times: dict[str, int] = field(default_factory=lambda: {"loopback": 5, "1gbit": 3, "100mbit": 1})
 
 
 FULL = Effort()
-QUICK = Effort(size_mb=1.0, blocks=2, times=2)
+QUICK = Effort(size_mb=1.0, blocks=2, times={"loopback": 2, "1gbit": 2, "100mbit": 1})
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,33 @@ class Row:
     correct: bool  # always true: what is wrong raises
 
 
-def measure(
+@dataclass(frozen=True)
+class Found:
+    """What was measured on which links, and which links were left out: their `link` and the `reason`."""
+
+    rows: list[Row]
+    left_out: list[dict[str, str]]
+
+
+def measure(links: Sequence[str], effort: Effort, codecs: Sequence[str], progress: Progress) -> Found:
+    """Measure every link that can be had."""
+    reasons = {link: network.missing(link) for link in links}
+    rows: list[Row] = []
+    for link in links:
+        if not reasons[link]:
+            with network.connected(link) as hosts:
+                rows += measure_link(hosts, effort, codecs, progress)
+    return Found(rows, [{"link": link, "reason": why} for link, why in reasons.items() if why])
+
+
+def measure_link(
     hosts: Hosts,
     effort: Effort,
     codecs: Sequence[str] = CODECS,
     progress: Progress = lambda what, done, total: None,
 ) -> list[Row]:
     """Measure codecs and gloo between hosts."""
-    values = int(effort.size_mb * 1e6) // 4
+    values, rounds = int(effort.size_mb * 1e6) // 4, effort.times[hosts.link]
     contestants = ("gloo", *codecs)
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     traffic = dict.fromkeys(codecs, (0, 0))
@@ -94,7 +114,7 @@ def measure(
             progress(f"measuring rounds on `{hosts.link}`", block, effort.blocks)
             for name in contestants:
                 do = {"do": "reduce"} if name == "gloo" else {"do": "rounds", "codec": name}
-                answers = ask_all(workers, times=effort.times, **do)
+                answers = ask_all(workers, times=rounds, **do)
                 each = zip(*(answer["seconds"] for answer in answers), strict=True)
                 seconds[name].append(min(max(times) for times in each))
                 if name == "gloo":
@@ -106,7 +126,7 @@ def measure(
     rate = hosts.rate_bits_s
     rows = []
     for codec in codecs:
-        up, down = (count // effort.times for count in traffic[codec])
+        up, down = (count // rounds for count in traffic[codec])
         round_ms = 1e3 * statistics.median(seconds[codec])
         gloo_ms = 1e3 * statistics.median(seconds["gloo"])
         # A host sends its worker's pushes to the other shards, its shard's answers to the other workers.
@@ -129,15 +149,15 @@ def measure(
                 limit_ms=limit_ms,
                 limit_fraction=None if limit_ms is None else limit_ms / round_ms,
                 blocks=effort.blocks,
-                rounds=effort.blocks * effort.times,
+                rounds=effort.blocks * rounds,
                 correct=True,
             )
         )
     return rows
 
 
-def show(rows: Sequence[Row]) -> None:
-    """Print a table."""
+def show(found: Found) -> None:
+    """Print a table, and what it lacks."""
     print_table(
         "a round against gloo's all-reduce",
         ("codec", "link", "MB", "round ms", "gloo ms", "ratio", "of the link"),
@@ -147,9 +167,11 @@ def show(rows: Sequence[Row]) -> None:
                 *(f"{row.round_ms:.1f}", f"{row.gloo_allreduce_ms:.1f}", f"{row.ratio:.3f}"),
                 "" if row.limit_fraction is None else f"{row.limit_fraction:.1%}",
             )
-            for row in rows
+            for row in found.rows
         ],
     )
+    for left in found.left_out:
+        print(f" {left['link']} is left out: {left['reason']}")
 
 
 @contextlib.contextmanager

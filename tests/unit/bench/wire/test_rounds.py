@@ -7,8 +7,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from shoestring.bench.link import peers
-from shoestring.bench.link.hosts import Hosts
+from shoestring.bench.link import hosts, peers
 from shoestring.bench.wire import likeness, replay
 from shoestring.bench.wire import rounds as wire
 from shoestring.cli import main
@@ -16,7 +15,7 @@ from shoestring.codec.base import Layout
 from shoestring.errors import ShoestringError, UsageError
 
 DCT = "dct:bits=0.1"
-TINY = wire.Effort(size_mb=0.2, blocks=2, times=1)
+TINY = wire.Effort(size_mb=0.2, blocks=2, times=dict.fromkeys(hosts.LINKS, 1))
 KEYS = {
     "codec", "link", "workers", "shards", "size_mb", "round_ms", "round_min_ms", "gloo_allreduce_ms",
     "gloo_min_ms", "ratio", "up_bytes", "down_bytes", "has_keys", "limit_ms", "limit_fraction", "blocks",
@@ -24,11 +23,18 @@ KEYS = {
 }  # fmt: skip
 
 
+def slowest_link():
+    """The slowest link that this machine can have: without root that is loopback."""
+    return [link for link in hosts.LINKS if not hosts.missing(link)][-1]
+
+
 @pytest.mark.slow
 def test_rounds_give_the_bits_of_a_plain_loop():
-    rows = wire.measure(Hosts(), TINY)
+    link = slowest_link()
+    with hosts.connected(link) as joined:
+        rows = wire.measure_link(joined, TINY)
     assert [(row.codec, row.link, row.workers, row.shards) for row in rows] == [
-        (codec, "loopback", 2, 2) for codec in wire.CODECS
+        (codec, link, 2, 2) for codec in wire.CODECS
     ]
     for row in rows:
         assert set(asdict(row)) == KEYS
@@ -36,7 +42,7 @@ def test_rounds_give_the_bits_of_a_plain_loop():
         assert row.rounds == 2
         assert 0 < row.round_min_ms <= row.round_ms
         assert row.ratio == row.round_ms / row.gloo_allreduce_ms
-        assert (row.has_keys, row.limit_ms, row.limit_fraction) == (False, None, None)
+        assert row.has_keys == (link != "loopback") == (row.limit_ms is not None)
     plain, *coded = rows
     assert plain.up_bytes > 4 * 50_000  # every value, and headers
     assert all(row.up_bytes < plain.up_bytes / 10 for row in coded)
@@ -95,7 +101,7 @@ def test_gradients_are_the_workers_own_and_new_each_round():
 def test_process_that_fails_says_why():
     told = {"be": "shard", "index": 0, "shards": 1, "run": "bench", "threads": 1, "codecs": []}
     told |= {"address": "tcp://192.0.2.1:0", "keys": None}  # beyond this machine, without keys
-    with peers.started(Hosts(), 0, "the shard", told) as peer:
+    with peers.started(hosts.Hosts(), 0, "the shard", told) as peer:
         with pytest.raises(
             ShoestringError, match="the shard of the benchmark failed: .*without keys"
         ) as found:
@@ -107,14 +113,14 @@ def test_process_that_fails_says_why():
 def test_command_prints_one_object(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(wire, "QUICK", TINY)
     file = tmp_path / "wire.json"
-    options = ["--codec", DCT, "--output", str(file)]
+    options = ["--link", "loopback", "--codec", DCT, "--output", str(file)]
     with pytest.raises(SystemExit) as left:
         main(["bench", "wire", "--quick", "--json", *options])
     out, err = capsys.readouterr()
     assert left.value.code == 0
     result = json.loads(out, parse_constant=pytest.fail)
     assert json.loads(file.read_text()) == result
-    assert set(result) == {"machine", "rows"}
+    assert set(result) == {"machine", "rows", "left_out"}
     assert [row["codec"] for row in result["rows"]] == [DCT]
     assert result["machine"]["quick"] is True
     assert "measuring rounds on `loopback` (0 of 2)" in err
@@ -123,6 +129,7 @@ def test_command_prints_one_object(capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("args", "found"),
     [
+        (["--link", "10gbit"], "there is no link `10gbit`"),
         (["--codec", "nothing"], "there is no codec `nothing`"),
         (["--output", "/nowhere/at/all.json"], "there is no folder `/nowhere/at`"),
     ],

@@ -5,11 +5,11 @@ import dataclasses
 import msgspec
 import pytest
 
-from benchmarks.link.hosts import connected
 from benchmarks.train.contestants import CONTESTANTS
 from benchmarks.train.race import Entry, are_equal, check, race
 from benchmarks.train.trainer import Result
 from benchmarks.train.workloads import WORKLOADS
+from shoestring.bench.link.hosts import connected
 from shoestring.errors import ShoestringError
 
 GPT = WORKLOADS["gpt"]

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from benchmarks.link import hosts
 from benchmarks.wire import shardcost, suite
 from benchmarks.wire.__main__ import main
 from benchmarks.wire.load import ADAMW, SGD, Load
@@ -14,29 +13,12 @@ from shoestring.errors import ShoestringError, UsageError
 
 DCT = "dct:bits=0.1"
 TINY = suite.Effort(
-    size_mb=0.2,
-    blocks=2,
-    times=dict.fromkeys(hosts.LINKS, 1),
+    rounds=rounds.Effort(size_mb=0.2, blocks=2, times={"loopback": 1}),
     memory_mb=0.2,
     footprints=2,
     growth_mb=0.02,
     repeats=1,
 )
-
-
-def slowest_link():
-    """The slowest link that this machine can have: without root that is loopback."""
-    return [link for link in hosts.LINKS if not hosts.missing(link)][-1]
-
-
-@pytest.mark.slow
-def test_rounds_over_a_slow_link_have_keys_and_a_limit():
-    link = slowest_link()
-    with hosts.connected(link) as joined:
-        rows = rounds.measure(joined, rounds.Effort(size_mb=0.2, blocks=2, times=1), [DCT])
-    assert [(row.codec, row.link, row.workers, row.shards) for row in rows] == [(DCT, link, 2, 2)]
-    for row in rows:
-        assert row.has_keys == (link != "loopback") == (row.limit_ms is not None)
 
 
 @pytest.mark.parametrize("rule", [SGD, ADAMW])

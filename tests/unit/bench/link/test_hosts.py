@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.link import hosts, tunnel
+from shoestring.bench.link import hosts, tunnel
 from shoestring.errors import ShoestringError, UsageError
 
 
@@ -27,7 +27,7 @@ def listed(monkeypatch):
 
 @pytest.mark.parametrize("link", [*hosts.LINKS, *hosts.DELAYED_LINKS])
 def test_links_say_what_they_are(link):
-    made = hosts.Network(link, spaces=("here", "there"))
+    made = hosts.Hosts(link, ("here", "there"))
     rate, _, delay = link.partition("-")
     rates = {"loopback": None, "1gbit": 10**9, "100mbit": 10**8, "10mbit": 10**7}
     assert made.rate_bits_s == rates[rate]

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from benchmarks.link import tunnel
+from shoestring.bench.link import tunnel
 from shoestring.errors import ShoestringError
 
 DEADLINE_S = 60.0
@@ -74,7 +74,7 @@ def test_process_ends_with_the_one_that_started_it():
     """Also with one that is killed and can tidy nothing."""
     program = (
         "import os, socket, sys\n"
-        "from benchmarks.link import tunnel\n"
+        "from shoestring.bench.link import tunnel\n"
         "near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
         "with tunnel.running({'10.91.0.1': far.fileno()}, 10.0, 0.0) as pid:\n"
         "    print(pid, flush=True)\n"

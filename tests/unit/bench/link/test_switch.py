@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.link.switch import Switch, destination, packet_bytes, queue_bytes
+from shoestring.bench.link.switch import Switch, destination, packet_bytes, queue_bytes
 
 FOREVER = float("inf")
 

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.link.switch import Switch, destination
+from shoestring.bench.link.switch import Switch, destination
 from shoestring.errors import ShoestringError
 
 _DEVICE = Path("/dev/net/tun")

@@ -1,1 +1,0 @@
-"""Hosts joined by links of a rate and a delay: network namespaces on this machine."""
