@@ -1,4 +1,4 @@
-"""Pushes of several workers that wait for nobody, in a fixed order: what the shard and the workers end with."""
+"""Pushes of several workers that wait for nobody, in a fixed order, and what all end with."""
 
 import hashlib
 
