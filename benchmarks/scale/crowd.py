@@ -12,8 +12,8 @@ import zmq
 
 from benchmarks.scale.costs import Crowd
 from benchmarks.scale.peer import thread_seconds
+from benchmarks.wire.load import RUN, SGD, Load
 from shoestring.bench.link.peers import PATIENCE_S
-from shoestring.bench.wire.load import RUN, SGD, Load
 from shoestring.errors import ShoestringError
 from shoestring.server.serve import QUEUED, Service, listen
 from shoestring.server.shard import Shard

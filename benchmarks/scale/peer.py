@@ -89,7 +89,7 @@ class RoundWorker(Worker):
     def prepare(self, codec: str) -> dict[str, Any]:
         """Set the gradients of the next round."""
         _, optimizer = self._runs[codec]
-        self._set_gradients(optimizer, optimizer.steps + 1)
+        self.set_gradients(optimizer, optimizer.steps + 1)
         return {"seconds": thread_seconds()}
 
     def round(self, codec: str, at: float) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from benchmarks.scale.costs import Run, Usage
-from shoestring.bench.link.hosts import LOOPBACK, Hosts
+from shoestring.bench.link.hosts import Hosts
 from shoestring.bench.link.peers import Peer, ask_all, started
 from shoestring.bench.recipe import Progress
 from shoestring.bench.wire import likeness
@@ -85,7 +85,7 @@ def measure(effort: Effort, codecs: Sequence[str], progress: Progress) -> list[R
 
 def _started(be: str, index: int, codecs: Sequence[str]) -> AbstractContextManager[Peer]:
     told = {"be": be, "codecs": list(codecs)}
-    return started(Hosts(LOOPBACK), index, f"{be} {index}", told, "benchmarks.scale.peer")
+    return started(Hosts(), index, f"{be} {index}", told, "benchmarks.scale.peer")
 
 
 @contextlib.contextmanager

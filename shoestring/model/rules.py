@@ -3,6 +3,7 @@
 The arithmetic is the shards' (`server/rules.py`).
 """
 
+from functools import cache
 from typing import Literal
 
 import msgspec
@@ -52,11 +53,13 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise RuleError("`nesterov` is set without `momentum`", hint="give the optimizer a momentum")
 
     @property
+    @cache  # noqa: B019 - a run has one or two rules, and asks for every part of every round
     def hyper_names(self) -> tuple[str, ...]:
         """What each of the hyperparameters of `update` and `apply` is, in order."""
         return _HYPER_NAMES[self.kind]
 
     @property
+    @cache  # noqa: B019 - a run has one or two rules, and asks for every part of every round
     def state_names(self) -> tuple[str, ...]:
         """The vectors, as long as the parameters, that the rule keeps from step to step."""
         if self.kind in ("adam", "adamw"):

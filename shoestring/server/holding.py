@@ -54,7 +54,6 @@ class Holding:
         self.groups = tuple(groups)  # of each piece
         self.params: Vector = np.zeros(part.size, np.float32)
         self.state = {name: np.zeros(part.size, np.float32) for name in rule.state_names}
-        self._hyper_names = rule.hyper_names
         self.kept: Vector | None = None
         self.steps = np.zeros(len(part.pieces), np.int64)  # updates of each piece so far
         self.version = 0
@@ -88,7 +87,7 @@ class Holding:
 
     def _fits(self, values: Sequence[float]) -> bool:
         """Say whether the rule can work with these hyperparameters: it must not find out in mid-update."""
-        names = self._hyper_names
+        names = self.rule.hyper_names
         return len(values) == len(names) and all(
             abs(value) <= HYPER_LIMIT
             and (not name.startswith("beta") or 0 <= value < 1)

@@ -1,6 +1,6 @@
 """What a shard saves of a part, and how a part goes on from a checkpoint.
 
-The checkpoint's side, names and files, is in `checkpoint.part`; here a `Desk` and its `Holding`
+The checkpoint's side, names and files, is in `checkpoint.part`; here a `PartRounds` and its `Holding`
 are described in its terms.
 """
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from shoestring.checkpoint.part import PartMarks, PartValues, SavedParts
 from shoestring.checkpoint.snapshot import Snapshot
-from shoestring.server.desk import Desk
 from shoestring.server.holding import Holding
 from shoestring.server.ledger import Mark, PushLedger
+from shoestring.server.rounds import PartRounds
 
 
 def values_of(holding: Holding) -> PartValues:
@@ -28,10 +28,10 @@ def values_of(holding: Holding) -> PartValues:
     )
 
 
-def marks_of(desk: Desk) -> PartMarks:
+def marks_of(rounds: PartRounds) -> PartMarks:
     """How far a part has come, as its finished rounds left it."""
-    ledger = {str(worker): (mark.incarnation, mark.seq) for worker, mark in desk.ledger.marks().items()}
-    return PartMarks(desk.version, desk.round, desk.holding.kept is not None, ledger)
+    ledger = {str(worker): (mark.incarnation, mark.seq) for worker, mark in rounds.ledger.marks().items()}
+    return PartMarks(rounds.version, rounds.round, rounds.holding.kept is not None, ledger)
 
 
 def restorer(snapshot: Snapshot) -> Callable[[Holding], tuple[int, PushLedger]]:

@@ -19,7 +19,7 @@ import zmq
 
 from shoestring.checkpoint.shard import ShardWriter
 from shoestring.errors import DamagedError, ShoestringError, WireError
-from shoestring.server.desk import Work
+from shoestring.server.rounds import Work
 from shoestring.server.saving import marks_of, values_of
 from shoestring.server.shard import Shard
 from shoestring.wire import frames
@@ -162,8 +162,8 @@ class Service:
         is_saved = work.reply is not None and work.is_saved
         self.shard.finish(work)
         if is_saved and self.writer is not None:
-            parts = (values_of(desk.holding) for desk in self.shard.desks.values())
-            self.writer.capture(work.seq, values_of(work.desk.holding), marks_of(work.desk), parts)
+            parts = (values_of(rounds.holding) for rounds in self.shard.parts.values())
+            self.writer.capture(work.seq, values_of(work.rounds.holding), marks_of(work.rounds), parts)
 
     def _written(self, seq: int, record: bytes | None, why: str) -> None:
         if record is None:

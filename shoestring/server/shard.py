@@ -19,10 +19,10 @@ from shoestring.errors import JoinError, ShoestringError, StaleWorkerError, Wire
 from shoestring.model.layers import CHANNEL_LIMIT
 from shoestring.model.parts import assign, layers_of
 from shoestring.model.table import Table, check_table, first_difference, parts_of, read_table
-from shoestring.server.desk import Desk, Work
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger
 from shoestring.server.members import Member, Members
+from shoestring.server.rounds import PartRounds, Work
 from shoestring.wire import messages as say
 from shoestring.wire.messages import Message
 from shoestring.wire.shared import SLOTS, Segment
@@ -53,7 +53,7 @@ class Shard:
         self.members = Members(self.lease_s)
         self._segment: Segment | None = None
         self.table: Table | None = None
-        self.desks: dict[int, Desk] = {}
+        self.parts: dict[int, PartRounds] = {}
         self.is_filled: set[int] = set()
         self._pulls: dict[tuple[int, int], say.Pull] = {}  # by part and worker: the part is not there yet
         self._asks: dict[tuple[int, int], say.Ask] = {}  # by part and worker: the part is being worked on
@@ -129,20 +129,20 @@ class Shard:
                 hint="check the list of shard addresses, and that no shard of another run uses the port",
             )
         table = read_table(payload)
-        desks = self.desks
+        parts = self.parts
         if self.table is None:
-            desks = self._build(table)
+            parts = self._build(table)
         elif difference := first_difference(self.table, table):
             raise JoinError(
                 f"worker {hello.worker}'s model differs from the others': {difference}",
                 hint="build the same model with the same settings on every worker",
             )
         before = self.members.get(hello.worker)
-        applied = max((desk.ledger.incarnation(hello.worker) for desk in desks.values()), default=0)
+        applied = max((rounds.ledger.incarnation(hello.worker) for rounds in parts.values()), default=0)
         member = self.members.greet(hello, applied, sender, now)
         if before is not None and before is not member and before.present:
             self._depart(before)
-        self.table, self.desks = table, desks
+        self.table, self.parts = table, parts
         welcome = say.Welcome(
             protocol=say.PROTOCOL,
             incarnation=member.incarnation,
@@ -156,31 +156,31 @@ class Shard:
         """Open a worker's memory; return the name of this shard's, to be read by workers like it."""
         if not self.is_sharing or not name:
             return ""
-        sizes = [desk.holding.part.size for desk in self._in_order()]
+        sizes = [rounds.holding.part.size for rounds in self._in_order()]
         if member.segment is None or member.segment.name != name:  # a repeated hello finds it unlinked
             member.segment = Segment.open(name, sizes)
         if self._segment is None and member.segment is not None:
             self._segment = Segment.create(sizes)
             if self._segment is not None:
                 # One slot: a reply that finds it taken, as with a delay, goes through the socket.
-                for place, desk in enumerate(self._in_order()):
-                    desk.holding.slots = (self._segment.slot(place, 0),)
+                for place, rounds in enumerate(self._in_order()):
+                    rounds.holding.slots = (self._segment.slot(place, 0),)
         return self._segment.name if self._segment is not None and member.segment is not None else ""
 
-    def _in_order(self) -> list[Desk]:
-        return [self.desks[index] for index in sorted(self.desks)]
+    def _in_order(self) -> list[PartRounds]:
+        return [self.parts[index] for index in sorted(self.parts)]
 
     def close(self) -> None:
         """Let go of shared memory."""
         if self._segment is not None:
             self._segment.close()
 
-    def _build(self, table: Table) -> dict[int, Desk]:
+    def _build(self, table: Table) -> dict[int, PartRounds]:
         check_table(table)
-        parts = parts_of(table)
-        homes = assign(parts, self.shards)
-        desks = {}
-        for part in parts:
+        everywhere = parts_of(table)
+        homes = assign(everywhere, self.shards)
+        parts = {}
+        for part in everywhere:
             if homes[part.index] != self.index:
                 continue
             layers = layers_of(part, table.layers)
@@ -201,11 +201,11 @@ class Shard:
             if restored is not None:
                 self.is_filled.add(part.index)
             done, ledger = restored or (0, PushLedger())
-            desks[part.index] = Desk(holding, ledger, table.clip_norm > 0, done, spares=self._spares)
-        return desks
+            parts[part.index] = PartRounds(holding, ledger, table.clip_norm > 0, done, spares=self._spares)
+        return parts
 
     def _begun(self) -> int:
-        return max((desk.begun for desk in self.desks.values()), default=0)
+        return max((rounds.begun for rounds in self.parts.values()), default=0)
 
     def _enter(self, member: Member, first: int) -> None:
         if first < member.entered:
@@ -213,13 +213,13 @@ class Shard:
         earliest = self._begun() + 1
         agreed = first == member.entered or earliest <= first <= ROUND_LIMIT
         if agreed and first != member.entered:
-            for desk in self.desks.values():
-                desk.ledger.refuse_older(member.worker, member.incarnation)
-            for desk in self.desks.values():
-                desk.enter(member.worker, member.incarnation, first)
+            for rounds in self.parts.values():
+                rounds.ledger.refuse_older(member.worker, member.incarnation)
+            for rounds in self.parts.values():
+                rounds.enter(member.worker, member.incarnation, first)
             self.members.enter(member, first)
-            self._stirred.update(self.desks)
-            for index in self.desks:
+            self._stirred.update(self.parts)
+            for index in self.parts:
                 self._release(index)
         elif not agreed:  # rounds may go by faster than messages: leave more and more room
             earliest += 1 << min(member.refusals, _LONGEST_STRIDE)
@@ -227,14 +227,14 @@ class Shard:
         self._send(member.identity, say.Entered(first, first if agreed else earliest, agreed))
 
     def _pull(self, member: Member, pull: say.Pull) -> None:
-        self._desk(pull.part)
+        self._rounds_of(pull.part)
         self._pulls[pull.part, member.worker] = pull
         if pull.part not in self.is_filled and member.worker == 0:  # the first worker brings parameters
             self._send(member.identity, say.Missing(pull.part, 0))
         self._answer_pulls()
 
     def _init(self, member: Member, index: int, payload: memoryview) -> None:
-        holding = self._desk(index).holding
+        holding = self._rounds_of(index).holding
         if payload.nbytes != holding.params.nbytes:
             raise WireError(
                 f"part {index} has {holding.params.nbytes} bytes, {payload.nbytes} came",
@@ -260,7 +260,7 @@ class Shard:
         self._stirred.add(push.part)
         if push.slot >= 0:
             payload = self._shared_values(member, push)
-        if self._desk(push.part).push(push, payload):
+        if self._rounds_of(push.part).push(push, payload):
             self._ask(member, say.Ask(push.part, push.seq, push.have))
 
     def _check_decisions(self, decisions: say.Decisions | None) -> None:
@@ -277,34 +277,34 @@ class Shard:
     def _shared_values(self, member: Member, push: say.Push) -> memoryview:
         if member.segment is None or push.slot >= SLOTS or push.skip:
             raise WireError("a push names shared memory that is not there", hint="start the worker again")
-        self._desk(push.part)
-        place = sorted(self.desks).index(push.part)
+        self._rounds_of(push.part)
+        place = sorted(self.parts).index(push.part)
         return member.segment.slot(place, push.slot).view(np.uint8).data
 
     def _ask(self, member: Member, ask: say.Ask) -> None:
         """Send what is there, or say that the push is not; silence means that it waits for others."""
-        desk, worker = self._desk(ask.part), member.worker
+        rounds, worker = self._rounds_of(ask.part), member.worker
         if not member.entered:
             raise WireError("a question from a worker that has not entered", hint="start the worker again")
         clipped = self._clipped.get(ask.seq, {}).get(ask.part)
-        if not desk.has(worker, ask.seq):
+        if not rounds.has(worker, ask.seq):
             self._send(member.identity, say.Missing(ask.part, ask.seq))
         elif clipped is not None:
             self._send(member.identity, say.Norm(ask.part, ask.seq, clipped.squares))
-        elif desk.ledger.seq(worker) >= ask.seq and not desk.is_held(worker, ask.seq):
-            replies = desk.answer(worker, ask.seq, ask.have)
+        elif rounds.ledger.seq(worker) >= ask.seq and not rounds.is_held(worker, ask.seq):
+            replies = rounds.answer(worker, ask.seq, ask.have)
             if replies is None:
                 self._asks[ask.part, worker] = ask
             else:
                 self._reply(ask.part, member, replies, ask.seq)
 
-    def _desk(self, index: int) -> Desk:
-        desk = self.desks.get(index)
-        if desk is None:
+    def _rounds_of(self, index: int) -> PartRounds:
+        rounds = self.parts.get(index)
+        if rounds is None:
             raise WireError(
                 f"part {index} is not on shard {self.index}", hint="check the order of shard addresses"
             )
-        return desk
+        return rounds
 
     def next_work(self) -> Work | None:
         """Return an update that is ready to be computed, the lowest part first."""
@@ -312,7 +312,7 @@ class Shard:
             return self._scaled.pop(0)
         for index in sorted(self._stirred):
             if index in self.is_filled:
-                work = self.desks[index].next_work(self.members)
+                work = self.parts[index].next_work(self.members)
                 if work is not None:
                     return work
             self._stirred.discard(index)
@@ -321,14 +321,14 @@ class Shard:
 
     def finish(self, work: Work) -> None:
         """Take back computed work and answer the workers."""
-        desk, index = work.desk, work.desk.holding.part.index
+        rounds, index = work.rounds, work.rounds.holding.part.index
         if work.reply is None:  # clipping: the norm over all parts and shards comes first
             self._clipped.setdefault(work.seq, {})[index] = work
             for member in self._contributors(work):
                 self._send(member.identity, say.Norm(index, work.seq, work.squares))
             self._drop_orphans()
             return
-        reply = desk.finish(work)
+        reply = rounds.finish(work)
         self._stirred.add(index)
         if work.is_whole:
             for member in self._contributors(work):
@@ -348,8 +348,8 @@ class Shard:
             for member in members:
                 self.refuse(member.identity, error)
             return
-        work.desk.drop(work, work.culprit)
-        self._stirred.add(work.desk.holding.part.index)
+        work.rounds.drop(work, work.culprit)
+        self._stirred.add(work.rounds.holding.part.index)
         for member in members:
             if member.worker == work.culprit:
                 self.refuse(member.identity, error)
@@ -391,12 +391,12 @@ class Shard:
     def _depart(self, member: Member) -> None:
         member.present = False
         self.departed.append(member.worker)
-        self._stirred.update(self.desks)
+        self._stirred.update(self.parts)
         for waiting in (self._pulls, self._asks):
             for key in [key for key in waiting if key[1] == member.worker]:
                 del waiting[key]
-        for index, desk in self.desks.items():
-            desk.forget(member.worker)
+        for index, rounds in self.parts.items():
+            rounds.forget(member.worker)
             self._release(index)
         self._drop_orphans()
         self._report_saved()
@@ -406,7 +406,7 @@ class Shard:
         for seq, works in list(self._clipped.items()):
             for index, work in list(works.items()):
                 if not self._contributors(work):
-                    work.desk.drop(work)
+                    work.rounds.drop(work)
                     self._stirred.add(index)
                     del works[index]
             if not works:
@@ -439,15 +439,15 @@ class Shard:
     def _release(self, index: int) -> None:
         """Answer bounded pushes that need wait no longer."""
         present = self._entered()
-        self.desks[index].settle(present)
-        for worker, seq, replies in self.desks[index].release(present):
+        self.parts[index].settle(present)
+        for worker, seq, replies in self.parts[index].release(present):
             self._reply(index, present[worker], replies, seq)
 
     def _answer_pulls(self) -> None:
         for (index, worker), pull in list(self._pulls.items()):
-            desk, member = self.desks[index], self.members.get(worker)
-            is_ready = index in self.is_filled and desk.round >= pull.round
-            full = desk.full() if is_ready else None
+            rounds, member = self.parts[index], self.members.get(worker)
+            is_ready = index in self.is_filled and rounds.round >= pull.round
+            full = rounds.full() if is_ready else None
             if full is not None and member is not None:
                 del self._pulls[index, worker]
                 message = say.Full(part=index, version=full.version, seq=0, statistics=full.statistics)

@@ -205,7 +205,8 @@ class Exchange:
 
     def free_slot(self, part: int) -> tuple[int, Vector] | None:
         """A free slot of shared memory for a push of a part, if it has one. For `Encode`s."""
-        return self._memory.free(part, self._protocol.slots(part))
+        shared = self._memory.parts.get(part)
+        return None if shared is None else shared.free(self._protocol.slots(part))
 
     def _run(self) -> None:
         try:
@@ -316,7 +317,10 @@ class Exchange:
             if echoed is not None:
                 echoed.set()
         elif isinstance(message, say.Full) and message.slot >= 0:
-            payload = self._memory.read(message)
+            shared = self._memory.parts.get(message.part)
+            if shared is None:
+                raise WireError("an answer names memory that is not shared", hint="check versions")
+            payload = shared.read(message.slot)
             self.traffic.down += payload.nbytes
         self._protocol.handle(line.index, message, payload, now)
 

@@ -11,17 +11,29 @@ import numpy as np
 
 from shoestring.codec.base import Vector
 from shoestring.errors import WireError
-from shoestring.wire.messages import Full
 from shoestring.wire.shared import SLOTS, Segment
 
 
 @dataclass
-class _Pair:
-    """The segments of one shard and this worker."""
+class SharedPart:
+    """Where a part lies in the segments of this worker and of the part's shard."""
 
     own: Segment  # this worker writes it
     theirs: Segment  # the shard writes it
-    places: dict[int, int]  # of each part in both
+    place: int  # in the order of both
+
+    def free(self, taken: Collection[int]) -> tuple[int, Vector] | None:
+        """A slot for a push besides those that are taken, and its memory."""
+        for slot in range(SLOTS):
+            if slot not in taken and self.own.reserve(slot):
+                return slot, self.own.slot(self.place, slot)
+        return None
+
+    def read(self, slot: int) -> memoryview:
+        """The values that the shard has put into a slot."""
+        if slot >= SLOTS:
+            raise WireError("an answer names shared memory that is not there", hint="check versions")
+        return self.theirs.slot(self.place, slot).view(np.uint8).data
 
 
 class SharedMemory:
@@ -32,7 +44,7 @@ class SharedMemory:
         self._homes = homes
         self._sizes = sizes
         self._offered: dict[int, Segment] = {}
-        self._pairs: dict[int, _Pair] = {}
+        self.parts: dict[int, SharedPart] = {}  # those that are shared
 
     def offer(self, shard: int) -> str:
         """Make a segment for a shard to read; return its name, empty where there is none."""
@@ -55,31 +67,15 @@ class SharedMemory:
         if theirs is None:
             own.close()
             return False
-        self._pairs[shard] = _Pair(own, theirs, {part: place for place, part in enumerate(parts)})
+        self.parts |= {part: SharedPart(own, theirs, place) for place, part in enumerate(parts)}
         return True
-
-    def free(self, part: int, taken: Collection[int]) -> tuple[int, Vector] | None:
-        """A slot for a push of a part besides those that are taken, and its memory."""
-        pair = self._pairs.get(self._homes[part])
-        if pair is not None:
-            for slot in range(SLOTS):
-                if slot not in taken and pair.own.reserve(slot):
-                    return slot, pair.own.slot(pair.places[part], slot)
-        return None
-
-    def read(self, full: Full) -> memoryview:
-        """The values of an answer that the shard has put into its segment."""
-        pair = self._pairs.get(self._homes[full.part])
-        if pair is None or full.slot >= SLOTS:
-            raise WireError("an answer names shared memory that is not there", hint="check versions")
-        return pair.theirs.slot(pair.places[full.part], full.slot).view(np.uint8).data
 
     def close(self) -> None:
         """Remove the segments."""
-        for segment in [*self._offered.values(), *(pair.own for pair in self._pairs.values())]:
+        for segment in [*self._offered.values(), *(part.own for part in self.parts.values())]:
             segment.close()
         self._offered.clear()
-        self._pairs.clear()
+        self.parts.clear()
 
     def _parts(self, shard: int) -> list[int]:
         return [part for part, home in enumerate(self._homes) if home == shard]

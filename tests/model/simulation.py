@@ -13,7 +13,7 @@ from random import Random
 
 import numpy as np
 
-from shoestring.server.desk import AHEAD, LOG_LIMIT, Work
+from shoestring.server.rounds import AHEAD, LOG_LIMIT, Work
 from shoestring.server.shard import Shard
 from shoestring.wire import frames
 from tests.model.training import Plan, Training
@@ -73,15 +73,15 @@ class Simulation:
             if event % 8 == 0:
                 self._check_memory()
         states = {name: (w.stage, w.seq, w.answered) for name, w in self.workers.items()}
-        rounds = [{i: (d.round, d.busy) for i, d in shard.desks.items()} for shard in self.shards]
+        rounds = [{i: (d.round, d.busy) for i, d in shard.parts.items()} for shard in self.shards]
         raise StuckError(f"{states} {rounds}")
 
     def params(self) -> list[bytes]:
-        desks = {index: desk for shard in self.shards for index, desk in shard.desks.items()}
-        return [desks[index].holding.params.tobytes() for index in sorted(desks)]
+        parts = {index: rounds for shard in self.shards for index, rounds in shard.parts.items()}
+        return [parts[index].holding.params.tobytes() for index in sorted(parts)]
 
-    def desks(self):
-        return [desk for shard in self.shards for desk in shard.desks.values()]
+    def all_rounds(self):
+        return [rounds for shard in self.shards for rounds in shard.parts.values()]
 
     def _start(self, number: int) -> None:
         self.lives[number] += 1
@@ -177,10 +177,10 @@ class Simulation:
         if not is_run:
             work.run()
         if work.reply is not None:
-            part = work.desk.holding.part.index
+            part = work.rounds.holding.part.index
             for item in work.contributions:
                 self.applied.append((part, item.worker, item.push.incarnation, work.seq))
-            self.truth[part, work.reply.version] = work.desk.holding.params.tobytes()
+            self.truth[part, work.reply.version] = work.rounds.holding.params.tobytes()
         shard.finish(work)
         self._post(shard.index)
 
@@ -211,8 +211,8 @@ class Simulation:
     def _measure_lead(self, worker: Training, seq: int) -> None:
         """Called when a step is over, before the next begins."""
         others = [w.number for w in self.workers.values() if w.stage == "train"]
-        for desk in self.desks():
-            slowest = min(desk.ledger.seq(number) for number in others)
+        for rounds in self.all_rounds():
+            slowest = min(rounds.ledger.seq(number) for number in others)
             self.lead = max(self.lead, seq - slowest)
 
     def _check_values(self, part: int, version: int, values: np.ndarray) -> None:
@@ -226,14 +226,14 @@ class Simulation:
         assert lost == set(), "acknowledged and not applied"
 
     def _check_memory(self) -> None:
-        for desk in self.desks():
-            size = sum(entry.payload.nbytes for entry in desk._log)
-            assert len(desk._log) <= LOG_LIMIT
-            assert len(desk._log) <= AHEAD or size <= desk.holding.params.nbytes + (1 << 16)
-            assert len(desk._open) <= AHEAD
-            assert len(desk._queue) + len(desk._held) <= AHEAD * self.plan.workers
-            assert all(len(given) <= AHEAD + 1 for given in desk._given.values())
+        for rounds in self.all_rounds():
+            size = sum(entry.payload.nbytes for entry in rounds._log)
+            assert len(rounds._log) <= LOG_LIMIT
+            assert len(rounds._log) <= AHEAD or size <= rounds.holding.params.nbytes + (1 << 16)
+            assert len(rounds._open) <= AHEAD
+            assert len(rounds._queue) + len(rounds._held) <= AHEAD * self.plan.workers
+            assert all(len(given) <= AHEAD + 1 for given in rounds._given.values())
         for shard in self.shards:
-            most = self.plan.workers * max(1, len(shard.desks))
+            most = self.plan.workers * max(1, len(shard.parts))
             assert len(shard._pulls) <= most
             assert len(shard._asks) <= most

@@ -88,7 +88,7 @@ def test_more_shards_than_parts():
     plan = Plan(table(2.0), workers=2, shards=12, codecs=("dct",), delay=1)
     simulation = Simulation(plan, Faults(drop=0.1), seed=1).run()
     assert simulation.params() == clean(plan)[0]
-    assert any(not shard.desks for shard in simulation.shards)
+    assert any(not shard.parts for shard in simulation.shards)
 
 
 deaths = st.builds(
@@ -108,7 +108,7 @@ deaths = st.builds(
 def test_workers_that_die_and_come_back_lose_nothing_that_was_acknowledged(plan, faults, seed):
     simulation = Simulation(plan, faults, seed).run()
     note(f"{simulation.refusals}")
-    assert all(desk.round >= plan.rounds and not desk.busy for desk in simulation.desks())
+    assert all(rounds.round >= plan.rounds and not rounds.busy for rounds in simulation.all_rounds())
 
 
 @settings(phases=PHASES, max_examples=50)
@@ -144,7 +144,7 @@ def test_bounded_workers_that_die_and_come_back(plan, bound, faults, seed):
 def test_a_newcomer_does_not_hold_up_bounded_workers_at_the_first_round():
     plan = Plan(table(), workers=2, rounds=30, bound=1)
     simulation = Simulation(plan, Faults(lease_s=20.0), seed=5)
-    while not simulation.desks() or any(desk.ledger.seq(1) < 10 for desk in simulation.desks()):
+    while not simulation.all_rounds() or any(rounds.ledger.seq(1) < 10 for rounds in simulation.all_rounds()):
         simulation._event()
     simulation._restart(b"1.1")
     simulation.run()

@@ -14,7 +14,6 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from shoestring.bench.codec.suite import Row
-from shoestring.bench.codec.transform import EqualError
 from shoestring.bench.recipe import Progress
 
 _WIDTH = 110
@@ -42,24 +41,6 @@ def print_rows(rows: Sequence[Row]) -> None:
                 *(f"{rate:.2f}" for rate in (row.encode_gbps, row.feedback_gbps, row.decode_gbps)),
             )
         _console().print(table)
-
-
-def print_comparison(results: Sequence[EqualError]) -> None:
-    """Print the bits that leave an equal error."""
-    table = _table("bits a value at an equal error")
-    table.add_column("gradients", no_wrap=True)
-    for heading in ("error", "dct", "dct:block=8", "never", "topk", "dct over\nnever", "dct over\ntopk"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for result in results:
-        bits = (result.dct, result.dct_block_8, result.never, result.topk)
-        ratios = (result.dct_over_never, result.dct_over_topk)
-        table.add_row(
-            result.gradients,
-            f"{result.nmse:g}",
-            *("none" if value is None else f"{value:.3g}" for value in bits),
-            *("" if value is None else f"{value:.2f}" for value in ratios),
-        )
-    _console().print(table)
 
 
 @contextmanager

@@ -2,27 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from shoestring.bench.demo.suite import DemoRow
 
 _COLOURS = ("#9aa0a6", "#1a73e8")
 
 
-class Drawn(Protocol):
-    """What a chart needs to know of a training."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def bytes_sent(self) -> int: ...
-    @property
-    def accuracy(self) -> float: ...
-    @property
-    def loss(self) -> list[tuple[float, float]]: ...
-
-
-def draw_picture(rows: Sequence[Drawn], path: Path) -> Path:
+def draw_picture(rows: Sequence[DemoRow], path: Path) -> Path:
     """Draw loss over time, and seconds and bytes side by side, as a PNG."""
     import matplotlib
 
@@ -47,7 +34,7 @@ def draw_picture(rows: Sequence[Drawn], path: Path) -> Path:
     return path
 
 
-def draw_page(rows: Sequence[Drawn], path: Path) -> Path:
+def draw_page(rows: Sequence[DemoRow], path: Path) -> Path:
     """Draw loss over time as a page that carries all it needs."""
     import plotly.graph_objects as graphs
 
@@ -66,5 +53,5 @@ def draw_page(rows: Sequence[Drawn], path: Path) -> Path:
     return path
 
 
-def _label(row: Drawn) -> str:
+def _label(row: DemoRow) -> str:
     return f"{row.name}: {row.seconds:.0f} s, {row.bytes_sent / 1e6:.1f} MB, {100 * row.accuracy:.1f} %"

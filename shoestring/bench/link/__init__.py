@@ -1,1 +1,1 @@
-"""Emulated links and hosts to measure over."""
+"""Emulated links and hosts to measure over, and the processes of a measurement."""

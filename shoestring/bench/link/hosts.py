@@ -46,9 +46,14 @@ _HINT = "run as root with iproute2, or measure `--link loopback` alone"
 class Hosts:
     """Some hosts and the link between them. `spaces` are empty where all are this machine."""
 
-    link: str
+    link: str = LOOPBACK
     spaces: tuple[str, ...] = ()
     count: int = HOSTS
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether processes of these hosts reach each other over a network alone."""
+        return bool(self.spaces)
 
     @property
     def rate_bits_s(self) -> int | None:
@@ -61,6 +66,11 @@ class Hosts:
         """What the link adds to the time there and back."""
         return _DELAYS[self.link][1] if self.link in _DELAYS else 0.0
 
+    @property
+    def card(self) -> str:
+        """The network card that leads to the other hosts."""
+        return "lo" if self.link == LOOPBACK else _CARD
+
     def command(self, host: int, *words: str) -> list[str]:
         """What to execute so that a command runs on a host."""
         return ["ip", "netns", "exec", self.spaces[host], *words] if self.spaces else list(words)
@@ -69,11 +79,6 @@ class Hosts:
         """The IP address by which one host reaches another, or itself."""
         is_here = self.link == LOOPBACK or host == seen_from
         return "127.0.0.1" if is_here else _address(host)
-
-    @property
-    def card(self) -> str:
-        """The network card that leads to the other hosts."""
-        return "lo" if self.link == LOOPBACK else _CARD
 
     def sent_bytes(self, host: int) -> int:
         """What left by the host's card so far: IP packets with their headers, also those sent again.

@@ -11,8 +11,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-import psutil
-
 from shoestring.bench.link.hosts import Hosts
 from shoestring.errors import ShoestringError
 
@@ -58,12 +56,10 @@ class Peer:
         self.tell(**command)
         return self.hear()
 
-    def memory(self) -> tuple[int, int]:
-        """The bytes of memory it has now, and the most it had."""
-        process = psutil.Process(self._process.pid)
-        with open(f"/proc/{self._process.pid}/status") as file:
-            peak = next((line for line in file if line.startswith("VmHWM:")), "VmHWM: 0 kB")
-        return int(process.memory_info().rss), 1024 * int(peak.split()[1])
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
 
     def close(self) -> None:
         """End the process: kindly, then not."""

@@ -47,7 +47,11 @@ class Line:
     """When bytes leave a line that sends one chunk after another."""
 
     def __init__(self, rate_mbit_s: float | None) -> None:
-        self.rate_mbit_s = _checked_rate(rate_mbit_s)
+        if rate_mbit_s is not None and not 1e-3 <= rate_mbit_s <= 1e5:
+            raise UsageError(
+                f"a rate of {rate_mbit_s} Mbit/s", hint="give 0.001 to 100000, or None: unlimited"
+            )
+        self.rate_mbit_s = rate_mbit_s
         self.free_at_s = -math.inf
 
     @property
@@ -190,19 +194,6 @@ class SlowLink:
     def bytes_to_left(self) -> int:
         """Payload bytes that have crossed from right to left."""
         return self._to_left.crossed_bytes
-
-    def set_rate(self, rate_mbit_s: float | None) -> None:
-        """Change the rate of both ways; a chunk that is on the line ends at the old one."""
-        rate_mbit_s = _checked_rate(rate_mbit_s)
-
-        def change() -> None:
-            for way in (self._to_right, self._to_left):
-                way.line.rate_mbit_s = rate_mbit_s
-            for pipe in list(self._pipes):
-                if pipe in self._pipes:  # reading one may end others
-                    self._read(pipe, time.monotonic())  # the bound moved with the rate
-
-        self._call(change)
 
     def close(self) -> None:
         """Close all connections and listeners; what has not arrived is lost."""
@@ -378,12 +369,6 @@ def _prepare(end: socket.socket) -> socket.socket:
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
     return end
-
-
-def _checked_rate(rate_mbit_s: float | None) -> float | None:
-    if rate_mbit_s is not None and not 1e-3 <= rate_mbit_s <= 1e5:
-        raise UsageError(f"a rate of {rate_mbit_s} Mbit/s", hint="give 0.001 to 100000, or None: unlimited")
-    return rate_mbit_s
 
 
 def _parse(address: str) -> tuple[str, int]:

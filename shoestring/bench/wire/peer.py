@@ -86,7 +86,7 @@ class Worker:
             keys=Path(told["keys"]) if told["keys"] else None,
         )
         here = Session(run, secrets.token_hex(8), EventLog(None, "bench"))
-        model, inner = self._model()
+        model, inner = self.model()
         _, optimizer = join(
             here,
             model,
@@ -106,7 +106,7 @@ class Worker:
         up, down = traffic.up, traffic.down
 
         def prepare() -> None:
-            self._set_gradients(optimizer, optimizer.steps + 1)
+            self.set_gradients(optimizer, optimizer.steps + 1)
 
         seconds = self._time(told["times"], prepare, optimizer.step)
         return {"seconds": seconds, "up": traffic.up - up, "down": traffic.down - down}
@@ -140,15 +140,6 @@ class Worker:
         self._runs.pop(told["codec"])[0].close()
         return {}
 
-    def plain(self, told: dict[str, Any]) -> dict[str, Any]:
-        """Train alone with torch's own optimizer."""
-        model, optimizer = self._model()
-        for step in range(1, told["times"] + 1):
-            self._set_gradients(optimizer, step)
-            optimizer.step()
-        self._plain = (model, optimizer)  # kept: its memory is what is asked for
-        return {}
-
     def close(self) -> None:
         import torch
 
@@ -157,7 +148,8 @@ class Worker:
         if self._has_gloo:
             torch.distributed.destroy_process_group()
 
-    def _model(self) -> tuple[Any, Any]:
+    def model(self) -> tuple[Any, Any]:
+        """Make a model and torch's own optimizer for it."""
         import torch
 
         flat = torch.from_numpy(likeness.parameters(self.values))
@@ -166,7 +158,8 @@ class Worker:
         )
         return model, torch.optim.SGD(model.parameters(), replay.RATE, momentum=replay.MOMENTUM)
 
-    def _set_gradients(self, optimizer: Any, number: int) -> None:
+    def set_gradients(self, optimizer: Any, number: int) -> None:
+        """Give a model the gradients of a round."""
         import torch
 
         flat = torch.from_numpy(self._gradients.of(number))
@@ -233,7 +226,6 @@ def be_worker(told: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> No
         "rounds": worker.rounds,
         "reduce": worker.reduce,
         "digest": worker.digest,
-        "plain": worker.plain,
         "leave": worker.leave,
     }
     try:

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoestring.bench.link import hosts as links
+from shoestring.bench.codec.report import print_table
+from shoestring.bench.link import hosts as network
 from shoestring.bench.link.hosts import HOSTS, Hosts
 from shoestring.bench.link.peers import Peer, ask_all, started
 from shoestring.bench.recipe import Progress
@@ -34,29 +35,15 @@ _RUN = "bench"
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: parameters, blocks on each link, and rounds a block."""
+    """How much is measured: parameters, blocks, and by link the rounds a block."""
 
     size_mb: float = 40.0
     blocks: int = 7
     times: dict[str, int] = field(default_factory=lambda: {"loopback": 5, "1gbit": 3, "100mbit": 1})
-    memory_mb: float = 160.0
-    footprints: int = 5
-    growth_mb: float = 8.0
-    most_workers: int = 64
-    repeats: int = 5
 
 
 FULL = Effort()
-QUICK = Effort(
-    size_mb=1.0,
-    blocks=2,
-    times={"loopback": 2, "1gbit": 2, "100mbit": 1},
-    memory_mb=1.0,
-    footprints=2,
-    growth_mb=0.25,
-    most_workers=4,
-    repeats=2,
-)
+QUICK = Effort(size_mb=1.0, blocks=2, times={"loopback": 2, "1gbit": 2, "100mbit": 1})
 
 
 @dataclass(frozen=True)
@@ -83,22 +70,40 @@ class Row:
     correct: bool  # always true: what is wrong raises
 
 
-def measure(
-    link: str,
+@dataclass(frozen=True)
+class Found:
+    """What was measured on which links, and which links were left out: their `link` and the `reason`."""
+
+    rows: list[Row]
+    left_out: list[dict[str, str]]
+
+
+def measure(links: Sequence[str], effort: Effort, codecs: Sequence[str], progress: Progress) -> Found:
+    """Measure every link that can be had."""
+    reasons = {link: network.missing(link) for link in links}
+    rows: list[Row] = []
+    for link in links:
+        if not reasons[link]:
+            with network.connected(link) as hosts:
+                rows += measure_link(hosts, effort, codecs, progress)
+    return Found(rows, [{"link": link, "reason": why} for link, why in reasons.items() if why])
+
+
+def measure_link(
+    hosts: Hosts,
     effort: Effort,
     codecs: Sequence[str] = CODECS,
     progress: Progress = lambda what, done, total: None,
 ) -> list[Row]:
-    """Measure codecs and gloo on one link."""
-    values = int(effort.size_mb * 1e6) // 4
+    """Measure codecs and gloo between hosts."""
+    values, rounds = int(effort.size_mb * 1e6) // 4, effort.times[hosts.link]
     contestants = ("gloo", *codecs)
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     traffic = dict.fromkeys(codecs, (0, 0))
     with contextlib.ExitStack() as stack:
-        hosts = stack.enter_context(links.connected(link))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        key_folder = _make_keys(folder) if hosts.spaces else None
-        progress(f"starting workers and shards on `{link}`", 0, effort.blocks)
+        key_folder = _make_keys(folder) if hosts.are_apart else None
+        progress(f"starting workers and shards on `{hosts.link}`", 0, effort.blocks)
         workers = stack.enter_context(_workers(hosts, values, codecs, folder / "store"))
         for codec in codecs:
             stack.enter_context(_joined(hosts, workers, codec, key_folder))
@@ -106,10 +111,10 @@ def measure(
             _check(workers, codec, is_replayed=True)
         ask_all(workers, do="reduce", times=1)
         for block in range(effort.blocks):
-            progress(f"measuring rounds on `{link}`", block, effort.blocks)
+            progress(f"measuring rounds on `{hosts.link}`", block, effort.blocks)
             for name in contestants:
                 do = {"do": "reduce"} if name == "gloo" else {"do": "rounds", "codec": name}
-                answers = ask_all(workers, times=effort.times[link], **do)
+                answers = ask_all(workers, times=rounds, **do)
                 each = zip(*(answer["seconds"] for answer in answers), strict=True)
                 seconds[name].append(min(max(times) for times in each))
                 if name == "gloo":
@@ -118,10 +123,10 @@ def measure(
                     traffic[name] = (answers[0]["up"], answers[0]["down"])
         for codec in codecs:
             _check(workers, codec, is_replayed=make(codec).name == LOSSLESS)
-        rate = hosts.rate_bits_s
+    rate = hosts.rate_bits_s
     rows = []
     for codec in codecs:
-        up, down = (count // effort.times[link] for count in traffic[codec])
+        up, down = (count // rounds for count in traffic[codec])
         round_ms = 1e3 * statistics.median(seconds[codec])
         gloo_ms = 1e3 * statistics.median(seconds["gloo"])
         # A host sends its worker's pushes to the other shards, its shard's answers to the other workers.
@@ -129,7 +134,7 @@ def measure(
         rows.append(
             Row(
                 codec=codec,
-                link=link,
+                link=hosts.link,
                 workers=HOSTS,
                 shards=HOSTS,
                 size_mb=4e-6 * values,
@@ -144,11 +149,29 @@ def measure(
                 limit_ms=limit_ms,
                 limit_fraction=None if limit_ms is None else limit_ms / round_ms,
                 blocks=effort.blocks,
-                rounds=effort.blocks * effort.times[link],
+                rounds=effort.blocks * rounds,
                 correct=True,
             )
         )
     return rows
+
+
+def show(found: Found) -> None:
+    """Print a table, and what it lacks."""
+    print_table(
+        "a round against gloo's all-reduce",
+        ("codec", "link", "MB", "round ms", "gloo ms", "ratio", "of the link"),
+        [
+            (
+                *(row.codec, row.link, f"{row.size_mb:g}"),
+                *(f"{row.round_ms:.1f}", f"{row.gloo_allreduce_ms:.1f}", f"{row.ratio:.3f}"),
+                "" if row.limit_fraction is None else f"{row.limit_fraction:.1%}",
+            )
+            for row in found.rows
+        ],
+    )
+    for left in found.left_out:
+        print(f" {left['link']} is left out: {left['reason']}")
 
 
 @contextlib.contextmanager
@@ -185,7 +208,7 @@ def _joined(hosts: Hosts, workers: list[Peer], codec: str, key_folder: Path | No
                 "index": index,
                 "shards": HOSTS,
                 "run": _RUN,
-                "address": "tcp://*:0" if hosts.spaces else local_address(folder, index),
+                "address": "tcp://*:0" if hosts.are_apart else local_address(folder, index),
                 "keys": key_text,
                 "codecs": [codec],
                 # Hosts share this machine's cores.
@@ -195,7 +218,7 @@ def _joined(hosts: Hosts, workers: list[Peer], codec: str, key_folder: Path | No
         bound = [shard.hear()["address"] for shard in shards]
         for index, worker in enumerate(workers):
             addresses = bound
-            if hosts.spaces:
+            if hosts.are_apart:
                 ports = [address.rpartition(":")[2] for address in bound]
                 addresses = [f"tcp://{hosts.address(at, index)}:{port}" for at, port in enumerate(ports)]
             worker.tell(do="join", run=_RUN, codec=codec, shards=addresses, keys=key_text)

@@ -28,17 +28,19 @@ def wire(
     specs: Specs = None,
     output: Output = None,
 ) -> None:
-    """Measure rounds against gloo's all-reduce, and what shards and workers cost.
+    """Measure rounds against gloo's all-reduce.
 
     Two workers and two shards, a process each. Links other than loopback are network
-    namespaces with a limited rate and need root; without it they are left out.
+    namespaces with a limited rate and need root; without it they are left out. What a shard
+    and a worker cost by themselves: `python -m benchmarks.wire` in a clone of the repository.
     """
     check_output(output)
+
+    from dataclasses import asdict
 
     from shoestring.bench.codec import report
     from shoestring.bench.link import hosts
     from shoestring.bench.wire import rounds as bench
-    from shoestring.bench.wire import suite
     from shoestring.codec.registry import make
 
     for link in links or ():
@@ -47,12 +49,8 @@ def wire(
     codecs = [make(spec).spec for spec in specs or bench.CODECS]
     load_before = os.getloadavg()[0]
     with report.show_progress() as progress:
-        found = suite.measure(
-            bench.QUICK if quick else bench.FULL, tuple(links or hosts.LINKS), codecs, progress
-        )
-    memcpy_gbps = found.pop("memcpy_gbps")
-    machine = describe_machine(load_before, memcpy_gbps=memcpy_gbps, quick=quick)
-    result = {"machine": machine, **found}
-    deliver(result, output, as_json)
+        found = bench.measure(links or hosts.LINKS, bench.QUICK if quick else bench.FULL, codecs, progress)
+    machine = describe_machine(load_before, quick=quick)
+    deliver({"machine": machine, **asdict(found)}, output, as_json)
     if not as_json:
-        suite.show(result)
+        bench.show(found)

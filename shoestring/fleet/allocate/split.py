@@ -94,7 +94,7 @@ def split(global_batch: int, curves: Sequence[Curve]) -> Split:
     return Split(tuple(batches), tuple(curves))
 
 
-def rebalance(current: Split, measured_s: Sequence[float], *, gain: float = GAIN) -> Split | None:
+def rebalance(current: Split, measured_s: Sequence[float]) -> Split | None:
     """Return a better split for the speeds that were measured, or None while that gains little.
 
     `measured_s` is what each device took for its part of the current split; the time of one that
@@ -109,7 +109,7 @@ def rebalance(current: Split, measured_s: Sequence[float], *, gain: float = GAIN
         curves.append(curve.slower(time_s / expected_s) if expected_s else curve)
     now = replace(current, curves=tuple(curves))
     better = split(sum(current.batches), curves)
-    return better if better.step_s < (1 - gain) * now.step_s else None
+    return better if better.step_s < (1 - GAIN) * now.step_s else None
 
 
 def _nearly(global_batch: int, curves: Sequence[Curve]) -> list[int]:

@@ -79,9 +79,9 @@ def neighbours_of(device: Device, devices: Sequence[Device]) -> list[Device]:
     return [other for other in devices if not other.is_gpu and other.name != device.name]
 
 
-def find_devices(cpu: str = "", *, gpus: bool = True) -> list[Device]:
+def find_devices(cpu: str = "") -> list[Device]:
     """List this machine's GPUs; its CPU sockets where there is none, or the CPU devices `cpu` asks for."""
-    found = find_gpus() if gpus else []
+    found = find_gpus()
     if cpu:
         found += parse_cpus(cpu)
     return found or find_sockets()

@@ -5,8 +5,7 @@ the process anything. A speed is that of a window: it begins anew when another j
 the device or leaves it, and passes over the first steps of a life.
 """
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from shoestring.fleet.engine.base import Running, Task
@@ -27,7 +26,6 @@ class Life:
     task: Task
     running: Running
     predicted_steps_s: float
-    began_at: float = field(default_factory=time.monotonic)
     steps: int | None = None  # of the whole job, None until it reports
     stop_by: float | None = None  # asked to stop, it is ended at this time of the clock
     partner: str = ""  # the kind of work that shares its device

@@ -1,4 +1,4 @@
-"""Gavel's traces: the jobs of a simulation, one a line, and a way to draw such jobs.
+"""Gavel's traces: the jobs of a simulation, one a line.
 
 A line has ten fields with tabs between: kind of work, command, folder, name of
 the steps flag, whether data is needed, steps, devices, priority weight,
@@ -7,13 +7,10 @@ of arrival; the number of a job is the number of its line, from 0.
 """
 
 import math
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shoestring.errors import FleetError
-from shoestring.fleet.simulate.throughputs import Throughputs
 
 MAX_BYTES = 64 << 20
 MAX_DEVICES = 4096
@@ -53,35 +50,6 @@ def read_trace(path: Path) -> list[TraceJob]:
     if not jobs:
         raise FleetError(f"`{path.name}` has no jobs", hint="give a trace in Gavel's format")
     return jobs
-
-
-def draw_trace(
-    throughputs: Throughputs,
-    jobs: int,
-    seed: int,
-    *,
-    gap_s: float = 0.0,
-    reference: str = "v100",
-    sizes: Sequence[tuple[int, float]] = ((1, 1.0),),
-) -> list[TraceJob]:
-    """Draw jobs the way Gavel's generator does.
-
-    A fifth takes 10^3 to 10^4 minutes on `reference`, the rest 10^1.5 to 10^3,
-    spread evenly over the exponent. `gap_s` is the mean time between arrivals
-    of a Poisson process; 0 lets all arrive at once. `sizes` gives numbers of
-    devices and how often each is drawn.
-    """
-    draw = random.Random(seed)
-    counts, odds = zip(*sizes, strict=True)
-    arrival, drawn = 0.0, []
-    for number in range(jobs):
-        devices = draw.choices(counts, odds)[0]
-        work = draw.choice(throughputs.works(reference, devices))
-        exponent = draw.uniform(3, 4) if draw.random() >= 0.8 else draw.uniform(1.5, 3)
-        steps = int(60 * 10**exponent * throughputs.speeds(work, devices, [reference])[reference])
-        drawn.append(TraceJob(number, work, max(1, steps), devices, 1.0, None, arrival))
-        arrival += draw.expovariate(1 / gap_s) if gap_s else 0.0
-    return drawn
 
 
 def _parse(line: str, number: int, name: str) -> TraceJob:

@@ -4,12 +4,8 @@ Gradients are elementwise and made of small fractions; learning rate and momentu
 two. So neither the order of torch's sums nor fused operations can change a bit.
 """
 
-import sys
-
 import torch
 from torch import nn
-
-import shoestring
 
 SHAPES = ((64, 32, 3, 3), (256, 128), (300,), (130, 257), (5,), (96, 96))
 STEPS = 12
@@ -44,12 +40,3 @@ def train(model: Bowl, optimizer: "torch.optim.Optimizer") -> None:
         model(step).backward()
         optimizer.step()
         optimizer.zero_grad()
-
-
-if __name__ == "__main__":
-    run = shoestring.init()
-    model = Bowl(run.worker)
-    model, optimizer = shoestring.wrap(model, torch.optim.SGD(model.parameters(), 0.125, momentum=0.5))
-    train(model, optimizer)
-    with open(f"{sys.argv[1]}.{run.worker}", "w") as file:
-        file.write(optimizer.parameter_hash())

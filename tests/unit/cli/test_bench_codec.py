@@ -34,7 +34,7 @@ def test_json_is_alone_on_stdout_and_in_the_file(capsys, tmp_path):
     assert code == 0
     result = json.loads(out, parse_constant=pytest.fail)
     assert json.loads(file.read_text()) == result
-    assert set(result) == {"machine", "rows", "transform"}
+    assert set(result) == {"machine", "rows"}
     assert {"cpu", "memory_bytes", "memcpy_gbps", "packages"} <= set(result["machine"])
     found = [(row["gradients"], row["codec"], row["options"], row["threads"]) for row in result["rows"]]
     assert found == [
@@ -45,7 +45,6 @@ def test_json_is_alone_on_stdout_and_in_the_file(capsys, tmp_path):
     assert (nothing["entropy_gap"], nothing["nmse"]) == (None, 0)
     assert nothing["bytes"] > 0
     assert all(row["correct"] is True for row in result["rows"])
-    assert result["transform"] == []
     assert "measuring on `gaussian` (0 of 4)" in err
 
 
@@ -55,30 +54,6 @@ def test_table_names_what_was_measured(capsys):
     assert "gaussian: 12,500 values" in out
     assert out.count("dct:block=8,bits=0.1") == 4
     assert "…" not in out
-
-
-def test_captured_gradients_are_compared_at_an_equal_error(capsys, monkeypatch, tmp_path):
-    from shoestring.bench import data, recipe
-    from shoestring.bench.codec import gradients
-
-    monkeypatch.setattr(gradients, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(data, "DEBIAN", tmp_path / "nowhere")
-    monkeypatch.delenv(data.VARIABLE, raising=False)
-    tiny = recipe.Recipe("conv", width=8, steps=2, early=(), batch=4, learning_rate=0.05)
-    monkeypatch.setitem(recipe.QUICK, "conv", tiny)
-    args = ["--quick", "--gradients", "conv", "--codec", "topk"]
-    code, out, err = run(capsys, *args, "--json")
-    assert code == 0
-    result = json.loads(out)
-    assert [(row["gradients"], row["nmse"]) for row in result["transform"]] == [
-        ("conv-digits", error) for error in (0.5, 0.25, 0.1)
-    ]
-    assert "capturing `conv` gradients (0 of 2)" in err
-    code, out, err = run(capsys, *args)
-    assert "bits a value at an equal error" in out
-    assert "capturing" not in err
-    code, out, _ = run(capsys, *args, "--no-transform")
-    assert "bits a value at an equal error" not in out
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ SHARING = msgspec.structs.replace(table(), layers=LAYERS)
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_a_shard_refuses_hostile_statistics_and_nothing_changes(data: bytes) -> None:
     talk = Talk(model=SHARING).begin()
-    history = talk.shard.desks[0].holding.history
+    history = talk.shard.parts[0].holding.history
     talk.round(1, statistics=b"")
     talk.push(0, 0, 2, statistics=GOOD)
     before = history.sums.tobytes(), talk.params()
@@ -263,7 +263,7 @@ def test_statistics_for_a_part_without_layers_are_refused() -> None:
 
 def test_a_push_that_is_repeated_or_skipped_counts_once() -> None:
     talk = Talk(model=SHARING).begin()
-    history = talk.shard.desks[0].holding.history
+    history = talk.shard.parts[0].holding.history
     for _ in range(3):
         talk.push(0, 0, 1, statistics=GOOD)
     talk.push(0, 1, 1, statistics=GOOD, skip=True)  # a gradient with NaN; the statistics are sound
@@ -286,7 +286,7 @@ def test_a_worker_that_joins_gets_the_history_with_its_parameters() -> None:
     talk.work()
     talk.enter(1, first=2, life=2)
     [(_, full)] = talk.tell(1, say.Pull(0, 1), life=2)
-    assert full.statistics == talk.shard.desks[0].holding.history.pack() != b""
+    assert full.statistics == talk.shard.parts[0].holding.history.pack() != b""
 
 
 @pytest.mark.parametrize(
@@ -357,14 +357,14 @@ class SharingSimulation(Simulation):
             work.run()
             self.works[place] = (shard, work, True)
         if work.reply is not None:
-            part = work.desk.holding.part.index
+            part = work.rounds.holding.part.index
             batches = [
                 seen(part, item.worker, item.push.incarnation, work.seq, layers=self.layers(part))
                 for item in work.contributions
             ]
             share = 1 / len(batches) if work.is_whole else 1 / self.plan.workers
             self.rounds.setdefault(part, []).append((batches, share))
-            self.packed[part, work.reply.version] = work.desk.holding.history.pack()
+            self.packed[part, work.reply.version] = work.rounds.holding.history.pack()
         super()._end_work(place)
 
     def _post(self, index: int) -> None:
@@ -393,7 +393,7 @@ def test_killed_workers_and_lost_messages_leave_the_sum_of_what_was_applied(
     faults = Faults(drop=0.03, repeat=0.05, reset=0.002, hurry=0.01, lease_s=60.0)
     simulation = SharingSimulation(plan, faults, seed, victim=1).run()
     assert simulation.killed == 3
-    histories = {desk.holding.part.index: desk.holding.history for desk in simulation.desks()}
+    histories = {rounds.holding.part.index: rounds.holding.history for rounds in simulation.all_rounds()}
     assert sum(len(history.layers) for history in histories.values()) == 4
     for part, history in histories.items():
         assert history.sums.tolist() == reference(history.layers, simulation.rounds[part])

@@ -125,7 +125,7 @@ class Talk:
         return said + self.work()
 
     def params(self) -> list[bytes]:
-        return [desk.holding.params.tobytes() for desk in self.shard.desks.values()]
+        return [rounds.holding.params.tobytes() for rounds in self.shard.parts.values()]
 
 
 def kinds(said) -> list[str]:

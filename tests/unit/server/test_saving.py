@@ -7,8 +7,8 @@ import pytest
 from shoestring.checkpoint.shard import ShardWriter
 from shoestring.checkpoint.snapshot import FileRecord, Manifest, Snapshot, commit, step_folder
 from shoestring.model.parts import assign
-from shoestring.server.desk import Desk
 from shoestring.server.holding import Holding
+from shoestring.server.rounds import PartRounds
 from shoestring.server.saving import marks_of, restorer, values_of
 from shoestring.server.shard import Shard
 from shoestring.wire import messages as say
@@ -16,9 +16,9 @@ from tests.unit.checkpoint.parts import Written
 from tests.unit.server.talk import EMPTY, PARTS, SGD, Talk, hello_of, push_of, table
 
 
-def save(writer: ShardWriter, seq: int, desk: Desk, shard: Shard) -> None:
-    parts = [values_of(other.holding) for other in shard.desks.values()]
-    writer.capture(seq, values_of(desk.holding), marks_of(desk), parts)
+def save(writer: ShardWriter, seq: int, rounds: PartRounds, shard: Shard) -> None:
+    parts = [values_of(other.holding) for other in shard.parts.values()]
+    writer.capture(seq, values_of(rounds.holding), marks_of(rounds), parts)
 
 
 def finish_all(shard: Shard, writer: ShardWriter) -> None:
@@ -27,7 +27,7 @@ def finish_all(shard: Shard, writer: ShardWriter) -> None:
         work.run()
         shard.finish(work)
         if work.is_saved:
-            save(writer, work.seq, work.desk, shard)
+            save(writer, work.seq, work.rounds, shard)
     shard.outbox.clear()
 
 
@@ -70,11 +70,11 @@ def holdings(shards: list[Shard]) -> dict[int, tuple]:
     """All of each part, as bytes."""
     found = {}
     for shard in shards:
-        for index, desk in shard.desks.items():
-            held = desk.holding
+        for index, rounds in shard.parts.items():
+            held = rounds.holding
             kept = None if held.kept is None else held.kept.tobytes()
             state = {name: vector.tobytes() for name, vector in held.state.items()}
-            facts = (held.version, desk.version, desk.round, held.steps.tolist())
+            facts = (held.version, rounds.version, rounds.round, held.steps.tolist())
             found[index] = (held.params.tobytes(), kept, state, facts)
     return found
 
@@ -98,7 +98,7 @@ def test_a_run_goes_on_bit_for_bit_on_any_number_of_shards(tmp_path, codec):
     for count in (1, 2, 3, 5):
         again = cluster(count, restorer(snapshot))
         assert holdings(again) == at_three
-        marks = [desk.ledger.marks() for shard in again for desk in shard.desks.values()]
+        marks = [rounds.ledger.marks() for shard in again for rounds in shard.parts.values()]
         assert all(
             {w: (m.incarnation, m.seq) for w, m in own.items()} == {0: (1, 3), 1: (1, 3)} for own in marks
         )
@@ -114,9 +114,9 @@ def test_feedback_comes_back_as_it_was_even_where_it_is_zero(tmp_path):
     talk = Talk(1).begin()
     writer = ShardWriter(tmp_path, 0)
     written = Written(writer)
-    talk.shard.desks[0].holding.kept = np.zeros(PARTS[0].size, np.float32)
-    for desk in talk.shard.desks.values():
-        save(writer, 1, desk, talk.shard)
+    talk.shard.parts[0].holding.kept = np.zeros(PARTS[0].size, np.float32)
+    for rounds in talk.shard.parts.values():
+        save(writer, 1, rounds, talk.shard)
     record = msgspec.json.decode(written.wait()[1], type=FileRecord)
     writer.close()
     folder = step_folder(tmp_path, 1)

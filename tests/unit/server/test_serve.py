@@ -118,7 +118,7 @@ def test_rounds_give_the_same_bits_as_without_sockets_and_threads(threads, codec
                     push(socket, part.index, worker, seq, codec)
             for socket in sockets:
                 assert {hear(socket)[0].part for _ in PARTS} == {0, 1}
-    assert [desk.holding.params.tobytes() for desk in served.shard.desks.values()] == talk.params()
+    assert [rounds.holding.params.tobytes() for rounds in served.shard.parts.values()] == talk.params()
 
 
 def test_malformed_messages_are_counted_and_others_are_served_meanwhile():
@@ -158,9 +158,9 @@ def test_a_reader_that_does_not_read_costs_no_more_memory_than_its_queue():
             message, _ = push_of(0, 0, seq, have=0)
             tell(member, message, values.view(np.uint8).data)
             deadline = time.monotonic() + 30
-            while served.shard.desks[0].round < seq and time.monotonic() < deadline:
+            while served.shard.parts[0].round < seq and time.monotonic() < deadline:
                 served.thread.join(0.0005)
-            assert served.shard.desks[0].round == seq
+            assert served.shard.parts[0].round == seq
             largest = max(largest, process.memory_info().rss - before)
         assert served.service.dropped > 0
         assert 400 * part_bytes > 40 << 20
@@ -171,7 +171,7 @@ def test_a_reader_that_does_not_read_costs_no_more_memory_than_its_queue():
             message, payload = hear(member)
             seen.append(message.seq)
             assert len(seen) < 400
-        assert payload == served.shard.desks[0].holding.params.tobytes()
+        assert payload == served.shard.parts[0].holding.params.tobytes()
 
 
 def test_work_that_fails_is_told_to_its_worker():

@@ -10,7 +10,7 @@ from tests.unit.worker.cluster import Cluster
 
 def histories(cluster: Cluster) -> dict[int, History]:
     """What the shards hold of each part that has layers."""
-    holdings = [desk.holding for shard in cluster.shards for desk in shard.desks.values()]
+    holdings = [rounds.holding for shard in cluster.shards for rounds in shard.parts.values()]
     return {own.part.index: own.history for own in holdings if own.history.layers}
 
 
@@ -60,9 +60,9 @@ class Listener:
         Call it when the cluster is closed: with a delay the last round ends after the workers.
         """
         versions = {
-            desk.holding.part.index: desk.holding.version
+            rounds.holding.part.index: rounds.holding.version
             for shard in self.cluster.shards
-            for desk in shard.desks.values()
+            for rounds in shard.parts.values()
         }
         for part, history in self.histories().items():
             batches = [self.seen(part, seq) for seq in range(1, versions[part] + 1)]

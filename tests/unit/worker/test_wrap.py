@@ -321,5 +321,5 @@ def test_workers_with_different_policies_do_not_train_together(other):
         policy = "every" if here.run.worker == 0 else other
         join(here, model, torch.optim.SGD(model.parameters(), 0.1), codec="float32", policy=policy)
 
-    with Cluster(2, 1, timeout_s=5.0) as cluster, pytest.raises(JoinError, match=r"policy is|rule is"):
+    with Cluster(2, 1, join_timeout_s=5.0) as cluster, pytest.raises(JoinError, match=r"policy is|rule is"):
         cluster.train(be_worker)

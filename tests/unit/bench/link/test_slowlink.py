@@ -306,27 +306,11 @@ def test_a_sender_is_held_back_and_nothing_is_lost(rate_mbit_s):
                 sent += client.send(memoryview(data)[sent % len(data) :])
         # The kernel's buffers of four sockets and the relay's queue; far from all of it.
         assert 0 < sent < total // 8
-        link.set_rate(None)
         client.shutdown(socket.SHUT_WR)
         got = read_all(server)
         assert len(got) == sent
         assert got == bytes(itertools.islice(itertools.cycle(data), sent))
         assert link.bytes_to_right == sent
-
-
-def test_rate_changes_while_running():
-    """At the first rate this would take five minutes; the sockets give up after one."""
-    data = random.Random(3).randbytes(4_000_000)
-    with SlowLink(0.1) as link, connected(link) as (client, server):
-
-        def send():
-            client.sendall(data[:1000])
-            link.set_rate(None)
-            client.sendall(data[1000:])
-            client.shutdown(socket.SHUT_WR)
-
-        _, got = run_all(send, lambda: read_all(server))
-        assert got == data
 
 
 def test_close_ends_connections_listeners_and_the_thread():

@@ -6,7 +6,8 @@ from shoestring.errors import FleetError
 from shoestring.fleet.allocate.plan import Demand, Placement, Plan, Pool
 from shoestring.fleet.simulate.simulator import Settings, simulate
 from shoestring.fleet.simulate.throughputs import parse_throughputs
-from shoestring.fleet.simulate.trace import TraceJob, draw_trace
+from shoestring.fleet.simulate.trace import TraceJob
+from tests.unit.fleet.simulate.drawing import draw_trace
 
 TABLE = parse_throughputs(
     {

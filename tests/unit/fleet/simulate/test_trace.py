@@ -5,7 +5,8 @@ import pytest
 from shoestring.errors import FleetError
 from shoestring.fleet.simulate import trace
 from shoestring.fleet.simulate.throughputs import parse_throughputs
-from shoestring.fleet.simulate.trace import TraceJob, draw_trace, read_trace
+from shoestring.fleet.simulate.trace import TraceJob, read_trace
+from tests.unit.fleet.simulate.drawing import draw_trace
 
 LINE = "A (batch size 8)\ta.py\tfolder\t--steps\t1\t{steps}\t{devices}\t{weight}\t{deadline}\t{arrival}"
 

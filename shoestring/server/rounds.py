@@ -1,9 +1,9 @@
 """The rounds of one part: pushes come in, replies go out, each push counts once.
 
 A pure state machine: no sockets, no clock, no threads. `push` takes a contribution in;
-when a round is complete the desk has `Work`, which may run on any thread while the desk
-goes on taking pushes; `finish` then records it and gives the replies. While there is work,
-the holding belongs to it: the desk reads neither its values nor its version.
+when a round is complete `next_work` gives `Work`, which may run on any thread while further
+pushes are taken in; `finish` then records it and gives the replies. While there is work,
+the holding belongs to it: nothing else reads its values or its version.
 
 Contributions are kept compressed until their round is complete and are then summed in
 the order of the workers, not of arrival, so the bits do not depend on timing.
@@ -45,9 +45,9 @@ class Contribution:
 
 @dataclass
 class Work:
-    """One update of a part, ready to be computed: `run` it, then give it to `Desk.finish`."""
+    """One update of a part, ready to be computed: `run` it, then give it to `PartRounds.finish`."""
 
-    desk: "Desk"
+    rounds: "PartRounds"
     seq: int
     contributions: Sequence[Contribution]  # in worker order
     clip: bool
@@ -72,7 +72,7 @@ class Work:
             self._run()
 
     def _run(self) -> None:
-        holding = self.desk.holding
+        holding = self.rounds.holding
         if any(item.push.skip for item in self.contributions):
             self.reply = self._mark(holding.hold(self.seq))
             return
@@ -95,15 +95,15 @@ class Work:
                 used=self._used(),
                 codec=wish.reply,
                 seq=self.seq,
-                slot=self.desk.free_slot() if self.is_whole else -1,
+                slot=self.rounds.free_slot() if self.is_whole else -1,
             )
         )
-        self.desk.take_back(self.total)
+        self.rounds.take_back(self.total)
         self.total = None
 
     def _sum(self) -> Vector:
-        part = self.desk.holding.part
-        total = self.desk.lend(part.size)
+        part = self.rounds.holding.part
+        total = self.rounds.lend(part.size)
         for place, item in enumerate(self.contributions):
             weight = item.push.weight
             if item.push.codec == LOSSLESS:  # the values themselves
@@ -126,7 +126,7 @@ class Work:
         return float(np.float32(1.0 / sum(item.push.weight for item in self.contributions)))
 
     def _used(self) -> NDArray[np.bool_]:
-        pieces = len(self.desk.holding.part.pieces)
+        pieces = len(self.rounds.holding.part.pieces)
         if any(not item.push.used for item in self.contributions):
             return np.ones(pieces, bool)
         used = np.zeros(pieces, bool)
@@ -150,7 +150,7 @@ class Work:
 
     def _remember(self) -> bytes:
         """Add what the workers' layers have seen to the history; the last thing that work changes."""
-        history = self.desk.holding.history
+        history = self.rounds.holding.history
         if not history.layers:
             return b""
         seen = [item.push.statistics for item in self.contributions if item.push.statistics]
@@ -160,7 +160,7 @@ class Work:
 
 
 @dataclass
-class Desk:
+class PartRounds:
     """Takes the pushes of one part."""
 
     holding: Holding
@@ -258,7 +258,7 @@ class Desk:
         )
 
     def next_work(self, members: Members) -> Work | None:
-        """Return the next update that can be computed, if there is one; the desk is busy until `finish`."""
+        """Return the next update that can be computed, if there is one; the part is busy until `finish`."""
         if self.work is not None or members.due(self.round + 1) is None:
             return None
         first = members.first_entry()

@@ -7,13 +7,14 @@ real payloads, headers and small tensors included.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shoestring.bench.codec.check import normalised_error
 from shoestring.bench.codec.gradients import Bucket
+from shoestring.bench.codec.report import print_table
 from shoestring.codec import registry
 
 ERRORS = (0.5, 0.25, 0.1)
@@ -92,3 +93,23 @@ def _try(bucket: Bucket, spec: str) -> tuple[float, float]:
 
 def _ratio(one: float | None, other: float | None) -> float | None:
     return one / other if one is not None and other else None
+
+
+def show(results: Sequence[EqualError]) -> None:
+    """Print a table."""
+    print_table(
+        "bits a value at an equal error",
+        ("gradients", "error", "dct", "dct:block=8", "never", "topk", "dct over\nnever", "dct over\ntopk"),
+        [
+            (
+                *(one.gradients, f"{one.nmse:g}"),
+                *(_write(bits, "none", ".3g") for bits in (one.dct, one.dct_block_8, one.never, one.topk)),
+                *(_write(ratio, "", ".2f") for ratio in (one.dct_over_never, one.dct_over_topk)),
+            )
+            for one in results
+        ],
+    )
+
+
+def _write(value: float | None, absent: str, form: str) -> str:
+    return absent if value is None else format(value, form)

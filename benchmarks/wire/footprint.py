@@ -10,11 +10,12 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import zmq
 
-from shoestring.bench.link.hosts import LOOPBACK, Hosts
-from shoestring.bench.link.peers import PATIENCE_S, started
-from shoestring.bench.wire.load import RUN, Load
+from benchmarks.wire.load import RUN, Load
+from shoestring.bench.link.hosts import Hosts
+from shoestring.bench.link.peers import PATIENCE_S, Peer, started
 from shoestring.codec.registry import LOSSLESS, make
 from shoestring.errors import ShoestringError
 from shoestring.model.rules import Rule
@@ -26,7 +27,7 @@ ROUNDS = 4
 _FACTOR = 1.25
 _SHARD_SPARE, _WORKER_SPARE = 64 << 20, 32 << 20
 _QUEUED = 100_000
-_HERE = Hosts(LOOPBACK)
+_HERE = Hosts()
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def measure_shard(values: int, codec: str, rule: Rule, workers: int) -> MemoryRo
     vectors = 1 + len(rule.state_names) + (load.codec.name != LOSSLESS)
     with started(_HERE, 0, "the shard", _shard(codec)) as peer, zmq.Context() as context:
         address = peer.hear()["address"]
-        before, _ = peer.memory()
+        before, _ = _memory(peer)
         sockets: list[zmq.SyncSocket] = []
         try:
             for worker in range(workers):
@@ -78,7 +79,7 @@ def measure_shard(values: int, codec: str, rule: Rule, workers: int) -> MemoryRo
                 for socket in sockets:
                     for _ in load.parts:
                         _hear(socket, say.Full | say.Delta)
-            after, peak = peer.memory()
+            after, peak = _memory(peer)
         finally:
             for socket in sockets:
                 socket.close(linger=0)
@@ -98,21 +99,21 @@ def measure_worker(values: int, codec: str) -> MemoryRow:
         "card": "",
         "codecs": [codec],
     }
-    with started(_HERE, 0, "the worker", told) as plain:
+    with started(_HERE, 0, "the worker", told, "benchmarks.wire.peer") as plain:
         plain.hear()
-        before, _ = plain.memory()
+        before, _ = _memory(plain)
         plain.ask(do="plain", times=ROUNDS)
-        after, peak = plain.memory()
+        after, peak = _memory(plain)
         alone, alone_peak = after - before, peak - before
     with contextlib.ExitStack() as stack:
         shard = stack.enter_context(started(_HERE, 0, "the shard", _shard(codec)))
         address = shard.hear()["address"]
         worker = stack.enter_context(started(_HERE, 0, "the worker", told))
         worker.hear()
-        before, _ = worker.memory()
+        before, _ = _memory(worker)
         worker.ask(do="join", run=RUN, codec=codec, shards=[address], keys=None)
         worker.ask(do="rounds", codec=codec, times=ROUNDS)
-        after, peak = worker.memory()
+        after, peak = _memory(worker)
         worker.ask(do="leave", codec=codec)
     held = 4 * values
     most = int(_FACTOR * held) + _WORKER_SPARE
@@ -138,6 +139,13 @@ def _row(
 def _shard(codec: str) -> dict[str, Any]:
     told = {"be": "shard", "index": 0, "shards": 1, "run": RUN, "keys": None, "threads": 1}
     return {**told, "address": "tcp://127.0.0.1:0", "codecs": [codec]}
+
+
+def _memory(peer: Peer) -> tuple[int, int]:
+    """The bytes of memory a process has now, and the most it had."""
+    with open(f"/proc/{peer.pid}/status") as file:
+        peak = next((line for line in file if line.startswith("VmHWM:")), "VmHWM: 0 kB")
+    return int(psutil.Process(peer.pid).memory_info().rss), 1024 * int(peak.split()[1])
 
 
 def _hear(socket: zmq.SyncSocket, kind: Any) -> None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.wire.load import RUN, SGD, Load, Said
 from shoestring.bench.machine import Memcpy
 from shoestring.bench.wire import replay
-from shoestring.bench.wire.load import RUN, SGD, Load, Said
 from shoestring.errors import ShoestringError
 from shoestring.model.rules import Rule
 from shoestring.server.shard import Shard
@@ -82,7 +82,7 @@ class Bench:
         """The hash of all parameters."""
         digest = hashlib.sha256()
         for part in self.load.parts:
-            digest.update(self.shard.desks[part.index].holding.params.data)
+            digest.update(self.shard.parts[part.index].holding.params.data)
         return digest.hexdigest()
 
     def _tell(self, said: Said) -> None:

@@ -15,10 +15,10 @@ from shoestring.errors import (
 )
 from shoestring.model.parts import pack_used, unpack_used
 from shoestring.model.rules import Rule
-from shoestring.server.desk import AHEAD, LOG_LIMIT, Desk
 from shoestring.server.holding import Holding
 from shoestring.server.ledger import PushLedger
 from shoestring.server.members import Members
+from shoestring.server.rounds import AHEAD, LOG_LIMIT, PartRounds
 from shoestring.wire import frames
 from shoestring.wire import messages as say
 from tests.unit.server.talk import PARTS, SGD, gradient, hello_of, push_of
@@ -28,11 +28,11 @@ OLD, NEW = say.Decisions(delay=say.Delay(4, 0)), say.Decisions(delay=say.Delay(4
 
 
 class Room:
-    """A desk, and members to push to it."""
+    """The rounds of a part, and members to push to it."""
 
     def __init__(self, workers: int = 2, rule: Rule = SGD, clip: bool = False) -> None:
         self.members = Members(20.0)
-        self.desk = Desk(Holding(PART, rule, [0] * len(PART.pieces)), PushLedger(), clip)
+        self.rounds = PartRounds(Holding(PART, rule, [0] * len(PART.pieces)), PushLedger(), clip)
         for worker in range(workers):
             self.enter(worker, workers=workers)
 
@@ -40,28 +40,28 @@ class Room:
         identity = b"%d.%d" % (worker, life)
         hello = hello_of(worker, workers, life)
         self.members.enter(self.members.greet(hello, 0, identity, 0.0), first)
-        self.desk.enter(worker, life, first)
+        self.rounds.enter(worker, life, first)
 
     def leave(self, worker: int) -> None:
         self.members.get(worker).present = False
-        self.desk.forget(worker)
+        self.rounds.forget(worker)
 
     def push(self, worker: int, seq: int, **changed) -> bool:
-        return self.desk.push(*push_of(0, worker, seq, **changed))
+        return self.rounds.push(*push_of(0, worker, seq, **changed))
 
     def work(self):
         """Compute one update if there is one."""
-        work = self.desk.next_work(self.members)
+        work = self.rounds.next_work(self.members)
         if work is None:
             return None
         work.run()
-        return self.desk.finish(work)
+        return self.rounds.finish(work)
 
     def release(self):
         present = [member.worker for member in self.members if member.present]
         return [
             (worker, seq, [reply.version for reply in replies])
-            for worker, seq, replies in self.desk.release(present)
+            for worker, seq, replies in self.rounds.release(present)
         ]
 
 
@@ -70,10 +70,10 @@ def test_a_round_waits_for_all_and_sums_in_worker_order():
     for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
         room = Room(workers=3)
         for place, worker in enumerate(order):
-            assert room.desk.next_work(room.members) is None, f"after {place} pushes"
+            assert room.rounds.next_work(room.members) is None, f"after {place} pushes"
             assert room.push(worker, 1, weight=worker + 0.5) is False
         reply = room.work()
-        assert (reply.version, reply.seq, room.desk.round) == (1, 1, 1)
+        assert (reply.version, reply.seq, room.rounds.round) == (1, 1, 1)
         outcomes.append(reply.payload.tobytes())
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
@@ -87,7 +87,7 @@ def test_weights_and_sums_are_float32_in_order():
     total += np.float32(1.7) * gradient(0, 1, 1)
     want = np.zeros(PART.size, np.float32)
     want += np.float32(1.0) * (np.float32(1.0 / (0.3 + 1.7)) * total)
-    assert room.desk.holding.params.tobytes() == want.tobytes()
+    assert room.rounds.holding.params.tobytes() == want.tobytes()
 
 
 def test_a_push_counts_once_however_often_it_comes():
@@ -95,14 +95,14 @@ def test_a_push_counts_once_however_often_it_comes():
     for _ in range(3):
         assert room.push(0, 1) is False
     room.push(1, 1)
-    work = room.desk.next_work(room.members)
+    work = room.rounds.next_work(room.members)
     assert [item.worker for item in work.contributions] == [0, 1]
     assert room.push(0, 1) is False  # while it is being applied
     work.run()
-    room.desk.finish(work)
+    room.rounds.finish(work)
     assert room.push(0, 1) is True
-    assert room.desk.next_work(room.members) is None
-    assert room.desk.version == 1
+    assert room.rounds.next_work(room.members) is None
+    assert room.rounds.version == 1
 
 
 def test_a_worker_may_be_a_round_ahead_and_no_more():
@@ -126,7 +126,7 @@ def test_a_worker_that_is_gone_is_not_waited_for_but_what_it_pushed_counts():
     assert room.work() is None
     room.leave(1)
     room.leave(2)
-    work = room.desk.next_work(room.members)
+    work = room.rounds.next_work(room.members)
     assert [item.worker for item in work.contributions] == [0, 2]
 
 
@@ -138,7 +138,7 @@ def test_rounds_that_nobody_pushed_are_passed_over():
         room.work()
     room.enter(0, life=2, first=5, workers=1)
     assert room.work() is None
-    assert (room.desk.round, room.desk.version) == (4, 3)
+    assert (room.rounds.round, room.rounds.version) == (4, 3)
     room.push(0, 5, life=2, have=3)
     assert room.work().seq == 5
 
@@ -150,7 +150,7 @@ def test_a_round_someone_pushed_is_not_passed_over():
     room.enter(0, life=2, first=9)
     assert room.work().seq == 1
     assert room.work() is None
-    assert room.desk.round == 8
+    assert room.rounds.round == 8
 
 
 def test_what_a_former_life_pushed_does_not_stand_in_for_the_new_one():
@@ -158,7 +158,7 @@ def test_what_a_former_life_pushed_does_not_stand_in_for_the_new_one():
     room.push(0, 1, decisions=OLD)
     room.push(0, 2, decisions=OLD)
     room.enter(0, life=2, first=1, workers=1)
-    assert not room.desk.has(0, 1)
+    assert not room.rounds.has(0, 1)
     assert room.work() is None
     room.push(0, 1, life=2, decisions=NEW)
     assert room.work().decisions == NEW
@@ -169,12 +169,12 @@ def test_what_a_former_life_pushed_does_not_stand_in_for_the_new_one():
 def test_a_new_life_begins_after_the_round_that_is_being_applied():
     room = Room(workers=1)
     room.push(0, 1)
-    work = room.desk.next_work(room.members)
-    assert room.desk.begun == 1
+    work = room.rounds.next_work(room.members)
+    assert room.rounds.begun == 1
     room.enter(0, life=2, first=2, workers=1)
     work.run()
-    room.desk.finish(work)
-    assert room.desk.ledger.incarnation(0) == 2
+    room.rounds.finish(work)
+    assert room.rounds.ledger.incarnation(0) == 2
     assert room.push(0, 2, life=2, have=1) is False
     assert room.work().seq == 2
 
@@ -183,11 +183,11 @@ def test_skip_leaves_the_part_as_it_is():
     room = Room()
     room.push(0, 1)
     room.push(1, 1, skip=True)
-    before = room.desk.holding.params.tobytes()
+    before = room.rounds.holding.params.tobytes()
     reply = room.work()
     assert (reply.codec, reply.payload.nbytes, reply.version, reply.is_full) == ("", 0, 1, False)
-    assert room.desk.holding.params.tobytes() == before
-    assert room.desk.holding.steps.tolist() == [0] * len(PART.pieces)
+    assert room.rounds.holding.params.tobytes() == before
+    assert room.rounds.holding.steps.tolist() == [0] * len(PART.pieces)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, 3e38])
@@ -197,17 +197,17 @@ def test_a_sum_that_is_not_finite_is_skipped(poison, clip):
     values = np.full(PART.size, poison, np.float32)
     for worker in (0, 1):
         push, _ = push_of(0, worker, 1)
-        room.desk.push(push, values.view(np.uint8).data)
+        room.rounds.push(push, values.view(np.uint8).data)
     reply = room.work()
     assert (reply.codec, reply.squares) == ("", 0.0)
-    assert not room.desk.holding.params.any()
+    assert not room.rounds.holding.params.any()
 
 
 def test_a_sum_whose_values_only_add_up_to_infinity_is_applied():
     room = Room(workers=1)
     values = np.full(PART.size, 1e38, np.float32)
     push, _ = push_of(0, 0, 1)
-    room.desk.push(push, values.view(np.uint8).data)
+    room.rounds.push(push, values.view(np.uint8).data)
     assert room.work().codec == "float32"
 
 
@@ -225,14 +225,14 @@ def test_bytes_that_cannot_be_decoded_name_their_worker():
     room = Room()
     room.push(0, 1)
     push, payload = push_of(0, 1, 1, codec="dct")
-    room.desk.push(push, memoryview(bytes(payload)[:-3]))
-    work = room.desk.next_work(room.members)
+    room.rounds.push(push, memoryview(bytes(payload)[:-3]))
+    work = room.rounds.next_work(room.members)
     with pytest.raises(StreamError):
         work.run()
     assert work.culprit == 1
-    room.desk.drop(work, 1)
-    assert not room.desk.has(1, 1)
-    assert room.desk.has(0, 1)
+    room.rounds.drop(work, 1)
+    assert not room.rounds.has(1, 1)
+    assert room.rounds.has(0, 1)
     room.push(1, 1)
     assert room.work().seq == 1
 
@@ -241,24 +241,24 @@ def test_clipping_gives_the_norm_first_and_then_uses_the_scale():
     room = Room(rule=Rule("average"), clip=True)
     for worker in (0, 1):
         room.push(worker, 1, hyper=[[]])
-    work = room.desk.next_work(room.members)
+    work = room.rounds.next_work(room.members)
     work.run()
     mean = np.float32(0.5) * (gradient(0, 0, 1) + gradient(0, 1, 1))
     assert work.reply is None
     assert work.squares == pytest.approx(float((mean.astype(np.float64) ** 2).sum()), rel=1e-12)
-    assert room.desk.begun == 1
+    assert room.rounds.begun == 1
     work.scale = 0.25
     work.run()
-    assert room.desk.finish(work).squares == work.squares
+    assert room.rounds.finish(work).squares == work.squares
     want = np.float32(0.125) * (gradient(0, 0, 1) + gradient(0, 1, 1))
-    assert room.desk.holding.params.tobytes() == want.tobytes()
+    assert room.rounds.holding.params.tobytes() == want.tobytes()
 
 
 def test_work_that_did_not_run_cannot_be_finished():
     room = Room(workers=1)
     room.push(0, 1)
     with pytest.raises(ValueError, match="not run"):
-        room.desk.finish(room.desk.next_work(room.members))
+        room.rounds.finish(room.rounds.next_work(room.members))
 
 
 def test_each_round_has_an_answer_of_its_own():
@@ -267,7 +267,7 @@ def test_each_round_has_an_answer_of_its_own():
         for worker in (0, 1):
             room.push(worker, seq, codec=codec, have=0)
         room.work()
-    answers = [room.desk.answer(0, seq, 0) for seq in (2, 3)]
+    answers = [room.rounds.answer(0, seq, 0) for seq in (2, 3)]
     assert [[(reply.seq, reply.version) for reply in answer] for answer in answers] == [[(2, 2)], [(3, 3)]]
 
 
@@ -275,18 +275,18 @@ def test_nothing_is_read_while_the_part_is_worked_on():
     room = Room(workers=1)
     room.push(0, 1, codec="dct")
     room.work()
-    assert room.desk.full().version == 1
-    assert room.desk.full() is room.desk.full()  # one copy, however many ask
+    assert room.rounds.full().version == 1
+    assert room.rounds.full() is room.rounds.full()  # one copy, however many ask
     room.push(0, 2, codec="dct", have=1)
-    work = room.desk.next_work(room.members)
-    want = room.desk.holding.params.tobytes()
+    work = room.rounds.next_work(room.members)
+    want = room.rounds.holding.params.tobytes()
     work.run()
-    assert room.desk.version == 1
-    full = room.desk.full()
+    assert room.rounds.version == 1
+    full = room.rounds.full()
     assert full is None or full.payload.tobytes() == want
-    room.desk.finish(work)
-    assert room.desk.full().version == 2
-    assert room.desk.full().payload.tobytes() == room.desk.holding.params.tobytes()
+    room.rounds.finish(work)
+    assert room.rounds.full().version == 2
+    assert room.rounds.full().payload.tobytes() == room.rounds.holding.params.tobytes()
 
 
 def test_bounded_pushes_are_applied_as_they_come_and_answered_within_the_bound():
@@ -297,7 +297,7 @@ def test_bounded_pushes_are_applied_as_they_come_and_answered_within_the_bound()
     room.push(0, 2, bound=1)
     room.work()
     assert room.release() == []
-    assert room.desk.is_held(0, 2)
+    assert room.rounds.is_held(0, 2)
     room.push(1, 1, bound=1)
     room.work()
     assert room.release() == [(0, 2, [3]), (1, 1, [3])]
@@ -306,11 +306,11 @@ def test_bounded_pushes_are_applied_as_they_come_and_answered_within_the_bound()
 def test_a_bounded_push_that_is_being_applied_is_not_applied_again():
     room = Room(workers=1)
     room.push(0, 1, bound=5)
-    work = room.desk.next_work(room.members)
-    assert room.desk.has(0, 1)
+    work = room.rounds.next_work(room.members)
+    assert room.rounds.has(0, 1)
     room.push(0, 1, bound=5)
     work.run()
-    room.desk.finish(work)
+    room.rounds.finish(work)
     assert room.work() is None
 
 
@@ -318,14 +318,14 @@ def test_two_bounded_pushes_may_wait_and_a_gap_is_not_taken():
     room = Room(workers=1)
     for seq in (1, 2, 3):
         room.push(0, seq, bound=0)
-    assert [room.desk.has(0, seq) for seq in (1, 2, 3)] == [True, True, False]
+    assert [room.rounds.has(0, seq) for seq in (1, 2, 3)] == [True, True, False]
     assert [room.work().seq, room.work().seq, room.work()] == [1, 2, None]
     room.push(0, 3, bound=0)
-    assert not room.desk.has(0, 3)  # two answers are still out
+    assert not room.rounds.has(0, 3)  # two answers are still out
     room.release()
     room.push(0, 4, bound=0)
     room.push(0, 3, bound=0)
-    assert [room.desk.has(0, seq) for seq in (3, 4)] == [True, False]
+    assert [room.rounds.has(0, seq) for seq in (3, 4)] == [True, False]
 
 
 def test_bounded_pushes_wait_until_all_workers_have_entered():
@@ -346,7 +346,7 @@ def test_a_bounded_answer_asked_for_twice_leads_to_the_same_version():
     for seq in (1, 2):
         room.push(1, seq, bound=9, codec="dct", have=0)
         room.work()
-    again = room.desk.answer(0, 1, 0)
+    again = room.rounds.answer(0, 1, 0)
     assert [reply.version for reply in again] == [1]
     room.push(0, 2, bound=9, codec="dct", have=0)
     room.work()
@@ -373,9 +373,9 @@ def test_the_log_is_bounded_by_the_part_and_a_worker_that_fell_behind_gets_all_o
     for seq in range(1, 40):
         room.push(0, seq, bound=9, codec="float16", have=seq)
         room.work()
-        room.desk.release([0])
-        assert sum(reply.payload.nbytes for reply in room.desk._log) <= 4 * PART.size + (1 << 16)
-    answer = room.desk.answer(1, 1, 0)
+        room.rounds.release([0])
+        assert sum(reply.payload.nbytes for reply in room.rounds._log) <= 4 * PART.size + (1 << 16)
+    answer = room.rounds.answer(1, 1, 0)
     assert [(reply.is_full, reply.version) for reply in answer] == [(True, 40)]
 
 
@@ -386,9 +386,9 @@ def test_empty_replies_are_bounded_too():
     for seq in range(1, LOG_LIMIT + 50):
         room.push(0, seq, bound=9, skip=True, have=0)
         room.work()
-        room.desk.release([0])
-    assert len(room.desk._log) == LOG_LIMIT
-    assert len(room.desk._given[0]) <= AHEAD + 1
+        room.rounds.release([0])
+    assert len(room.rounds._log) == LOG_LIMIT
+    assert len(room.rounds._given[0]) <= AHEAD + 1
 
 
 def test_used_pieces_travel_as_bits():
@@ -434,7 +434,7 @@ def test_a_bad_push_is_refused_and_changes_nothing(field, value):
     push, payload = push_of(0, 0, 1)
     setattr(push, field, value)
     with pytest.raises((WireError, StreamError, CodecError, UsageError)):
-        room.desk.push(*frames.decode(frames.encode(push, payload)))
+        room.rounds.push(*frames.decode(frames.encode(push, payload)))
     assert room.work() is None
     room.push(0, 1)
     assert room.work().seq == 1
@@ -446,10 +446,10 @@ def test_a_payload_of_the_wrong_size_is_refused(size, skip):
     room = Room(workers=1)
     push, _ = push_of(0, 0, 1, skip=skip)
     if skip and size == 0:
-        assert room.desk.push(push, memoryview(b"")) is False
+        assert room.rounds.push(push, memoryview(b"")) is False
         return
     with pytest.raises(StreamError):
-        room.desk.push(push, memoryview(bytes(size)))
+        room.rounds.push(push, memoryview(bytes(size)))
 
 
 def test_hyperparameters_that_the_rule_would_refuse_are_refused_at_the_door():

@@ -1,0 +1,1 @@
+"""What the transform of `dct` buys."""
