@@ -27,7 +27,7 @@ from shoestring.fleet.run.estimate import load_profiles
 from shoestring.fleet.run.planners import PLANNERS, make_planner
 from shoestring.fleet.run.runner import Runner
 from shoestring.fleet.run.timeline import draw, intervals
-from shoestring.observe.events import read_events
+from shoestring.observe.events import Tail
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "fleet"
 LOOK_S = 0.25
@@ -121,7 +121,8 @@ def predictions(store: Database, engine: LocalEngine) -> list[dict[str, Any]]:
 def lives_of(store: Database, job: str) -> list[list[tuple[int, float]]]:
     """The steps and times of each life, the first few steps left out."""
     lives: list[list[tuple[int, float]]] = []
-    for event in read_events(store.job_folder(job) / "events-worker-0.jsonl"):
+    events = Tail(store.job_folder(job)).poll()
+    for event in (event for event in events if event["who"] == "worker-0"):
         if event["event"] == "join":
             lives.append([])
         elif event["event"] == "step":

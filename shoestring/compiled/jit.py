@@ -10,6 +10,7 @@ allocate no arrays; kernels that allocate arrays use `making_jit` and `making_su
 
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numba
@@ -40,24 +41,11 @@ def specialise(
     return compiler(function)
 
 
-def encode_jit(function: Kernel) -> Kernel:
-    return _compile(function, {"contract"})
-
-
-def decode_jit(function: Kernel) -> Kernel:
-    return _compile(function, False)
-
-
-def sum_jit(function: Kernel) -> Kernel:
-    return _compile(function, {"contract", "reassoc"})
-
-
-def making_jit(function: Kernel) -> Kernel:
-    return _compile(function, False, makes_arrays=True)
-
-
-def making_sum_jit(function: Kernel) -> Kernel:
-    return _compile(function, {"contract", "reassoc"}, makes_arrays=True)
+encode_jit = partial(_compile, fastmath={"contract"})
+decode_jit = partial(_compile, fastmath=False)
+sum_jit = partial(_compile, fastmath={"contract", "reassoc"})
+making_jit = partial(_compile, fastmath=False, makes_arrays=True)
+making_sum_jit = partial(_compile, fastmath={"contract", "reassoc"}, makes_arrays=True)
 
 
 @decode_jit

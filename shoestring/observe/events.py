@@ -107,21 +107,6 @@ class EventLog:
             print(f"warning: no more events of `{self._who}` in `{self._path}`: {error}", file=sys.stderr)
 
 
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole events of a file, in order."""
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise UsageError(
-            f"`{path}` cannot be read: {error.strerror}", hint="give an event file of a run"
-        ) from error
-    with file:
-        while line := file.readline(LINE_BYTES):
-            event = _read_line(line)
-            if event is not None:
-                yield event
-
-
 class Tail:
     """Follows all event files of a folder, also those that appear later."""
 

@@ -18,6 +18,7 @@ step that has a momentum, which is another one if momentum is 0 at first.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -33,51 +34,6 @@ _ADAM = (kernels.update_adam, kernels.apply_adam)
 _AMSGRAD = (kernels.update_amsgrad, kernels.apply_amsgrad)
 
 
-def update(
-    rule: Rule,
-    hyper: Sequence[float],
-    params: Vector,
-    gradient: Vector,
-    state: Mapping[str, Vector],
-    step: int,
-    scale: float = 1.0,
-) -> None:
-    """Overwrite `gradient` with what must be added to `params`; advance `state`; leave `params` alone.
-
-    `step` counts from 1 and includes this update; in step 1 it does not matter what `state`
-    held before. `scale` multiplies the gradient first. After a `RuleError` nothing has changed.
-    """
-    _run(False, rule, hyper, params, gradient, state, step, scale)
-
-
-def apply(
-    rule: Rule,
-    hyper: Sequence[float],
-    params: Vector,
-    gradient: Vector,
-    state: Mapping[str, Vector],
-    step: int,
-    scale: float = 1.0,
-) -> None:
-    """Add to `params` what `update` would give; advance `state`.
-
-    For the rest see `update`. What `gradient` holds afterwards is undefined.
-    """
-    _run(True, rule, hyper, params, gradient, state, step, scale)
-
-
-def sum_squares(vector: Vector, scale: float = 1.0) -> float:
-    """Sum the squares of float32(`vector` * `scale`) in float64, in an order fixed by the length.
-
-    Value i is added to sum i mod 1024, in turn; then the upper half of the sums is added to
-    the lower half, value by value, until one is left. Sums of pieces do not add up to the bits
-    of the whole: for a norm that does not depend on the number of shards, cut where the model
-    says, not where a shard ends.
-    """
-    _check_vector("vector", vector, vector.size, is_written=False)
-    return float(kernels.sum_squares(vector, *_round([scale])))
-
-
 def _run(
     adds: bool,
     rule: Rule,
@@ -86,8 +42,13 @@ def _run(
     gradient: Vector,
     state: Mapping[str, Vector],
     step: int,
-    scale: float,
+    scale: float = 1.0,
 ) -> None:
+    """Advance `state`, and give what must be added to `params`: in `gradient`, or added already.
+
+    `step` counts from 1 and includes this update; in step 1 it does not matter what `state`
+    held before. `scale` multiplies the gradient first. After a `RuleError` nothing has changed.
+    """
     buffers = _check(rule, hyper, params, gradient, state, step, adds)
     signed = -scale if rule.maximize or rule.kind == "outer_nesterov" else scale
     factors: tuple[float, ...]
@@ -119,6 +80,22 @@ def _run(
         for buffer in buffers:
             buffer.fill(0)
     kernel[adds](params, gradient, *arguments, *rounded)
+
+
+update = partial(_run, False)  # overwrites `gradient` with what must be added; leaves `params` alone
+apply = partial(_run, True)  # adds that to `params`; what `gradient` holds afterwards is undefined
+
+
+def sum_squares(vector: Vector, scale: float = 1.0) -> float:
+    """Sum the squares of float32(`vector` * `scale`) in float64, in an order fixed by the length.
+
+    Value i is added to sum i mod 1024, in turn; then the upper half of the sums is added to
+    the lower half, value by value, until one is left. Sums of pieces do not add up to the bits
+    of the whole: for a norm that does not depend on the number of shards, cut where the model
+    says, not where a shard ends.
+    """
+    _check_vector("vector", vector, vector.size, is_written=False)
+    return float(kernels.sum_squares(vector, *_round([scale])))
 
 
 def _adam_factors(
