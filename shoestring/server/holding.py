@@ -1,9 +1,9 @@
 """One part as a shard holds it: parameters, optimizer state, and what the workers lack.
 
 `params` is bit for bit what every up-to-date worker holds. With a lossy reply the update
-is added to `kept`; what the codec sends of it is added to `params` here and at the
-workers by the same exact decoder, and the rest stays in `kept`. With a lossless reply
-(`float32`) `kept` is folded into `params` and the workers get `params` itself.
+is added to `feedback`; what the codec sends of it is added to `params` here and at the
+workers by the same exact decoder, and the rest stays in `feedback`. With a lossless reply
+(`float32`) `feedback` is folded into `params` and the workers get `params` itself.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Holding:
         self.groups = tuple(groups)  # of each piece
         self.params: Vector = np.zeros(part.size, np.float32)
         self.state = {name: np.zeros(part.size, np.float32) for name in rule.state_names}
-        self.kept: Vector | None = None
+        self.feedback: Vector | None = None
         self.steps = np.zeros(len(part.pieces), np.int64)  # updates of each piece so far
         self.version = 0
         self.history = History(layers)
@@ -111,9 +111,9 @@ class Holding:
     ) -> Reply:
         """Apply the rule to a summed gradient (used up as scratch) and say how workers follow."""
         lossless = codec == LOSSLESS
-        if lossless and self.kept is not None:
-            self.params += self.kept
-            self.kept = None
+        if lossless and self.feedback is not None:
+            self.params += self.feedback
+            self.feedback = None
         self.steps[used] += 1
         for start, stop, group, step in self._runs(used):
             state = {name: vector[start:stop] for name, vector in self.state.items()}
@@ -140,20 +140,20 @@ class Holding:
 
     def _send(self, update: Vector, codec: Codec, seq: int) -> Reply:
         layout = self.part.layout
-        if self.kept is not None:
-            update += self.kept
-        kept = room("holding_kept", update.size, np.float32)[: update.size]
+        if self.feedback is not None:
+            update += self.feedback
+        left_over = room("holding_left_over", update.size, np.float32)[: update.size]
         try:
-            payload = codec.encode(update, layout, kept)
+            payload = codec.encode(update, layout, left_over)
         except NonFiniteError as error:
             raise NonFiniteError(
                 f"the update of part {self.part.index} at round {seq} overflowed",
                 hint="lower the learning rate, warm it up, or clip the gradient (`clip_norm=`)",
             ) from error
         codec.decode(payload, layout, self.params, 1.0)
-        if self.kept is None:
-            self.kept = np.empty_like(update)
-        self.kept[:] = kept
+        if self.feedback is None:
+            self.feedback = np.empty_like(update)
+        self.feedback[:] = left_over
         return Reply(self.version, seq, codec.spec, False, payload)
 
     def _runs(self, used: NDArray[np.bool_]) -> list[tuple[int, int, int, int]]:

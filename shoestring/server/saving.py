@@ -21,7 +21,7 @@ def values_of(holding: Holding) -> PartValues:
     return PartValues(
         index=holding.part.index,
         params=holding.params,
-        feedback=holding.kept,
+        feedback=holding.feedback,
         steps=holding.steps,
         optimizer=holding.state,
         statistics={history.digest: history.sums} if history.layers else {},
@@ -31,7 +31,7 @@ def values_of(holding: Holding) -> PartValues:
 def marks_of(rounds: PartRounds) -> PartMarks:
     """How far a part has come, as its finished rounds left it."""
     ledger = {str(worker): (mark.incarnation, mark.seq) for worker, mark in rounds.ledger.marks().items()}
-    return PartMarks(rounds.version, rounds.round, rounds.holding.kept is not None, ledger)
+    return PartMarks(rounds.version, rounds.round, rounds.holding.feedback is not None, ledger)
 
 
 def restorer(snapshot: Snapshot) -> Callable[[Holding], tuple[int, PushLedger]]:
@@ -41,7 +41,7 @@ def restorer(snapshot: Snapshot) -> Callable[[Holding], tuple[int, PushLedger]]:
     def restore(holding: Holding) -> tuple[int, PushLedger]:
         marks = saved.marks(holding.part.index)
         if marks.has_kept:
-            holding.kept = np.zeros_like(holding.params)
+            holding.feedback = np.zeros_like(holding.params)
         saved.fill(values_of(holding))
         holding.version = marks.version
         ledger = {int(worker): Mark(*mark) for worker, mark in marks.ledger.items()}

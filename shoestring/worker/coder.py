@@ -249,8 +249,8 @@ class PartCoder:
         """The feedback of a part, brought to a device if it lies elsewhere."""
         feedback = self._feedback[part.index]
         if feedback is None or isinstance(feedback, Feedback) or feedback.device != device:
-            kept = None if feedback is None else feedback.kept
-            feedback = self._feedback[part.index] = gpu_feedback(part.layout, device, kept)
+            values = None if feedback is None else feedback.kept
+            feedback = self._feedback[part.index] = gpu_feedback(part.layout, device, values)
         return feedback
 
     def _encode_values(self, part: Part, codec: Codec, values: Vector) -> Payload:
@@ -266,7 +266,7 @@ class PartCoder:
         return feedback.encode_total(values)
 
 
-def _on_host(part: Part, kept: Vector) -> Feedback:
+def _on_host(part: Part, values: Vector) -> Feedback:
     feedback = Feedback(make(LOSSLESS), part.layout)
-    feedback.load({"kept": kept})
+    feedback.load({"kept": values})
     return feedback

@@ -40,9 +40,9 @@ def common_device(tensors: Sequence[Tensor]) -> torch.device | None:
     return None
 
 
-def gpu_feedback(layout: Layout, device: torch.device, kept: Any = None) -> "GpuFeedback":
-    """Feedback that lies on a device; `kept` is its value, where it lay elsewhere before."""
-    made: GpuFeedback = _gpu().GpuFeedback(layout, device, kept)
+def gpu_feedback(layout: Layout, device: torch.device, values: Any = None) -> "GpuFeedback":
+    """Feedback that lies on a device; `values` are what it holds, where they lay elsewhere before."""
+    made: GpuFeedback = _gpu().GpuFeedback(layout, device, values)
     return made
 
 
@@ -143,12 +143,12 @@ def _random(layout: Layout) -> Tensor:
 
 def _decodes_alike(gpu: Any, device: torch.device) -> bool:
     came_in = _random(_CHECKED).to(device)
-    kept, sent = torch.empty_like(came_in), torch.zeros_like(came_in)
-    payload = gpu.GpuDct(step=1.0).encode(came_in, _CHECKED, kept)
+    left_over, sent = torch.empty_like(came_in), torch.zeros_like(came_in)
+    payload = gpu.GpuDct(step=1.0).encode(came_in, _CHECKED, left_over)
     gpu.GpuDct().decode(payload, _CHECKED, sent, 1.0)
     want = np.zeros(_CHECKED.total, np.float32)
     Dct().decode(payload.numpy(), _CHECKED, want)
-    got, left = sent.cpu().numpy(), kept.cpu().numpy()
+    got, left = sent.cpu().numpy(), left_over.cpu().numpy()
     is_whole = (got + left == got.astype(np.float64) + left).all()
     return bool((got == want).all() and is_whole)
 
@@ -156,7 +156,7 @@ def _decodes_alike(gpu: Any, device: torch.device) -> bool:
 def _rehearse(gpu: Any, layout: Layout, device: torch.device) -> None:
     """Have all that a layout needs compiled, so that no push waits for it."""
     came_in = _random(layout).to(device)
-    kept, sent = torch.empty_like(came_in), torch.zeros_like(came_in)
+    left_over, sent = torch.empty_like(came_in), torch.zeros_like(came_in)
     for transform in ("always", "never"):
         codec = gpu.GpuDct(transform=transform)
-        codec.decode(codec.encode(came_in, layout, kept), layout, sent, 1.0)
+        codec.decode(codec.encode(came_in, layout, left_over), layout, sent, 1.0)

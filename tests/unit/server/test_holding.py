@@ -70,9 +70,9 @@ def test_what_a_lossy_reply_leaves_out_comes_with_a_lossless_one():
         held.state = {}
         held.advance(gradient(1), scale=1.0, hyper=[[]], used=ALL, codec=codec, seq=1)
     assert lossy.params.tobytes() != exact.params.tobytes()
-    before = lossy.params + lossy.kept
+    before = lossy.params + lossy.feedback
     lossy.advance(np.zeros(PART.size, np.float32), scale=1.0, hyper=[[]], used=ALL, codec="float32", seq=2)
-    assert lossy.kept is None
+    assert lossy.feedback is None
     assert lossy.params.tobytes() == before.tobytes()
 
 

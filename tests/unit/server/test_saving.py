@@ -72,7 +72,7 @@ def holdings(shards: list[Shard]) -> dict[int, tuple]:
     for shard in shards:
         for index, rounds in shard.parts.items():
             held = rounds.holding
-            kept = None if held.kept is None else held.kept.tobytes()
+            kept = None if held.feedback is None else held.feedback.tobytes()
             state = {name: vector.tobytes() for name, vector in held.state.items()}
             facts = (held.version, rounds.version, rounds.round, held.steps.tolist())
             found[index] = (held.params.tobytes(), kept, state, facts)
@@ -114,7 +114,7 @@ def test_feedback_comes_back_as_it_was_even_where_it_is_zero(tmp_path):
     talk = Talk(1).begin()
     writer = ShardWriter(tmp_path, 0)
     written = Written(writer)
-    talk.shard.parts[0].holding.kept = np.zeros(PARTS[0].size, np.float32)
+    talk.shard.parts[0].holding.feedback = np.zeros(PARTS[0].size, np.float32)
     for rounds in talk.shard.parts.values():
         save(writer, 1, rounds, talk.shard)
     record = msgspec.json.decode(written.wait()[1], type=FileRecord)
@@ -125,5 +125,5 @@ def test_feedback_comes_back_as_it_was_even_where_it_is_zero(tmp_path):
     fresh = [Holding(part, SGD, [0] * len(part.pieces)) for part in PARTS]
     for holding in fresh:
         restore(holding)
-    assert not fresh[0].kept.any()
-    assert fresh[1].kept is None
+    assert not fresh[0].feedback.any()
+    assert fresh[1].feedback is None
