@@ -187,7 +187,7 @@ def train_as_worker(task: Task) -> None:
 
 
 def count_messages() -> tuple[Tally, Tally]:
-    """Count what this process sends and receives from now on, but for what goes by the clock."""
+    """Count what this process sends and receives for rounds from now on, but not what is repeated."""
     sent, heard = Tally(), Tally()
     sockets: Any = zmq.Socket
     send, receive = sockets.send_multipart, sockets.recv_multipart
@@ -207,7 +207,9 @@ def count_messages() -> tuple[Tally, Tally]:
 
 
 def _count(tally: Tally, parts: Sequence[frames.Buffer]) -> None:
-    if not isinstance(frames.decode(parts)[0], say.Beat | say.Ask | say.Missing):
+    message = frames.decode(parts)[0]
+    joins = isinstance(message, say.Full) and not message.seq  # late, as its question was repeated
+    if not joins and not isinstance(message, say.Beat | say.Ask | say.Missing):
         tally.messages += 1
         tally.size_bytes += sum(memoryview(part).nbytes for part in parts)
 

@@ -7,6 +7,7 @@ socket's own queue, whatever the workers do.
 """
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -29,6 +30,7 @@ from shoestring.wire.link import Listener
 QUEUED = 4096  # messages for one peer; a round is a few for each part
 _TICK_MS = 250
 _BATCH = 256  # messages taken before replies are sent
+_GOODBYE_S = 0.2  # between the last goodbye and the end of its connection, which would drop it unread
 
 
 def listen(context: zmq.SyncContext, address: str, *, keys: ShardKeys | None = None) -> Listener:
@@ -80,6 +82,7 @@ class Service:
 
     def run(self, *, until_all_left: bool = False) -> None:
         """Serve. With `until_all_left`, return once every worker has come and gone."""
+        left_at = math.inf
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._alarm, zmq.POLLIN)
@@ -96,7 +99,9 @@ class Service:
                         self._tick()
                     self._start_work(pool)
                     self._send()
-                    if until_all_left and self._all_left():
+                    now = time.monotonic()
+                    left_at = min(left_at, now) if self._all_left() else math.inf
+                    if until_all_left and now - left_at >= _GOODBYE_S:
                         break
                     if self._is_lingering and not self._is_needed():
                         break

@@ -42,7 +42,6 @@ HEARTBEAT_TIMEOUT_S = 30.0
 HANDSHAKE_S = 10.0
 MIN_MESSAGE_BYTES = 1024  # the handshake's own frames count towards the limit
 
-_LINGER_MS = 1000  # how long a goodbye may take to leave, at the most
 _BACKLOG = 1024  # a flood of connections waits in the kernel and does not push members out
 _CURVE_BYTES = 33  # what encryption adds to a frame
 _IPC_BYTES = 107  # the longest name of a Unix socket
@@ -152,8 +151,8 @@ class Listener:
         return frames
 
     def close(self) -> None:
-        """Stop listening; what is queued is sent for a moment yet. May be called again."""
-        self.socket.close(linger=_LINGER_MS)
+        """Stop listening and drop what is queued. May be called again."""
+        self.socket.close(linger=0)
         if self._gate is not None:
             self._gate.leave(self._domain)
             self._gate = None

@@ -91,7 +91,6 @@ class Exchange:
         notice: Callable[[str], None],
     ) -> None:
         self.traffic = Traffic()
-        self.bad_messages = 0
         self._lines = [_Line(index, address, socket) for index, (address, socket) in enumerate(sockets)]
         self._sizes = sizes
         self._protocol = protocol(time.monotonic())
@@ -244,7 +243,8 @@ class Exchange:
                 self._protocol.tick(now)
             self._send_all()
             self._pass_on()
-            poller.poll(max(0, math.ceil(1000 * (min(next_tick, self._stop_at) - time.monotonic()))))
+            if not self._has_ended():
+                poller.poll(max(0, math.ceil(1000 * (min(next_tick, self._stop_at) - time.monotonic()))))
 
     def _has_ended(self) -> bool:
         return self._protocol.has_left or time.monotonic() >= self._stop_at
@@ -307,7 +307,6 @@ class Exchange:
         try:
             message, payload = frames.decode(buffers)
         except WireError:  # damaged on the way: what it was is asked for again
-            self.bad_messages += 1
             return
         self.traffic.down += sum(buffer.nbytes for buffer in buffers)
         now = time.monotonic()

@@ -10,6 +10,7 @@ under `waiting`, and either way `reasons` has one sentence for it.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -131,10 +132,7 @@ class Plan:
 
     def devices_in_use(self) -> dict[str, int]:
         """Count the devices given out, by kind."""
-        used: dict[str, int] = {}
-        for place in self.placements:
-            used[place.kind] = used.get(place.kind, 0) + place.devices
-        return used
+        return Counter(kind for place in self.placements for kind in [place.kind] * place.devices)
 
     @property
     def gap(self) -> float | None:
