@@ -40,7 +40,7 @@ class Reports(Protocol):
         """
 
     def wait_report(self, timeout_s: float) -> None:
-        """Return when there is a report, or after so long."""
+        """Return when there is a report, or after so long; raise if no report can come any more."""
 
 
 class Feedback(Protocol):

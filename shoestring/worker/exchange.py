@@ -127,8 +127,9 @@ class Exchange:
         for line in self._lines:
             for size in (0, 0, _MEASURED_BYTES, _MEASURED_BYTES):
                 echoed = threading.Event()
-                self._do(partial(self._beat, line, size, echoed))
-                while not echoed.wait(0.5):
+                while not echoed.is_set():  # a beat may be lost, too
+                    self._do(partial(self._beat, line, size, echoed))
+                    echoed.wait(5 * BEAT_S)
                     self._raise()
 
     def measure_links_soon(self) -> None:
@@ -167,9 +168,11 @@ class Exchange:
             yield self._protocol.reports.popleft()
 
     def wait_report(self, timeout_s: float) -> None:
-        """Wait a little for such a report."""
+        """Wait a little for such a report; raise if none can come any more."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._protocol.reports), timeout_s)
+        if not self._protocol.reports:
+            self._raise()
 
     def expect_reports(self, seq: int) -> None:
         """See to it that all shards' reports on the checkpoint of a round come in."""

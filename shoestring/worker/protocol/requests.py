@@ -56,10 +56,6 @@ class Requests:
         """Strike a question off; say whether it was open."""
         return self._open.pop(key, None) is not None
 
-    def clear(self) -> None:
-        """Forget all questions."""
-        self._open.clear()
-
     def due(self, now: float, may_ask: Callable[[Request], bool] = lambda request: True) -> Iterator[Request]:
         """The questions to ask again now, of those that may be asked; each is noted as asked."""
         for request in self._open.values():
