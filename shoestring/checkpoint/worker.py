@@ -19,7 +19,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from shoestring.checkpoint.snapshot import FileRecord, Snapshot, TensorFileWriter, step_folder
-from shoestring.errors import ShoestringError, SnapshotError
+from shoestring.errors import SnapshotError
 
 Tensors = dict[str, NDArray[Any]]
 _RANDOM, _BUFFER, _OPTIMIZER = "random.", "buffer.", "optimizer."
@@ -161,5 +161,5 @@ class WorkerWriter:
     def _write(self, seq: int, state: WorkerState) -> None:
         try:
             self._on_written(seq, write_worker(self._root, seq, self._worker, state))
-        except (ShoestringError, OSError) as error:
+        except Exception as error:  # whatever it is, training must hear of it
             self._failures.append((seq, str(error)))

@@ -105,3 +105,13 @@ def test_a_writer_tells_of_files_and_of_failures(tmp_path):
     assert failed == 1
     assert "step-000000001" in why
     assert writer.failures() == []
+
+
+def test_any_fault_of_a_write_is_told(tmp_path):
+    def refuse(seq: int, record: FileRecord) -> None:
+        raise ValueError("no record can be made")
+
+    writer = WorkerWriter(tmp_path, 1, refuse)
+    writer.write(12, STATE)
+    writer.wait(30)
+    assert writer.failures() == [(12, "no record can be made")]
