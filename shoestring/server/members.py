@@ -77,7 +77,7 @@ class Members:
             self._move(known, identity)
             known.heard_at = now
             return known
-        if known is not None and hello.incarnation < known.start:
+        if known is not None and (hello.incarnation < known.start or identity in self._replaced):
             raise StaleWorkerError(
                 f"worker {worker} is already here as a later process",
                 hint="stop the older process; two workers are running under one id",

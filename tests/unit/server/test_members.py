@@ -60,6 +60,16 @@ def test_the_older_of_two_processes_under_one_id_is_refused():
     assert [member.incarnation for member in members] == [5, 1]
 
 
+def test_a_late_hello_of_a_replaced_process_does_not_bring_it_back():
+    members = joined(0, 1)
+    hello = hello_of(0, 2, 1)  # of a process that no launcher has told apart from the one before
+    hello.life = "new"
+    new = members.greet(hello, 1, b"0.new", 1.0)
+    with pytest.raises(StaleWorkerError, match="later process"):
+        members.greet(hello_of(0, 2, 1), 1, b"0.1", 2.0)
+    assert members.of(b"0.new", 2.0) is new
+
+
 def test_one_life_may_come_over_another_connection_but_two_workers_not_over_one():
     members = joined(0, 1)
     assert members.greet(hello_of(0, 2, 1), 0, b"again", 1.0) is members.of(b"again", 1.0)
