@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from shoestring.checkpoint.schedule import Schedule
 from shoestring.fleet.contract import (
     FEWEST_STEPS,
     MEMORY_BYTES,
@@ -40,7 +41,7 @@ class Trial:
         self._request = TrialRequest.of(environment)
         self._is_written = False
         self._stop = environment.get(STOP, "")
-        self._every = read_number(environment, "SHOESTRING_EVERY")
+        self._schedule = Schedule(read_number(environment, "SHOESTRING_EVERY"))
         self._times: list[float] = []
         self._first_at = 0.0
         self._begun = 0
@@ -55,7 +56,7 @@ class Trial:
         """Look whether the script is to end; `rounds` are those that are whole."""
         if self._request is not None:
             self._time_step(self._request)
-        is_saved = self._every > 0 and rounds % self._every == 0 and self._rounds not in (None, rounds)
+        is_saved = self._schedule.is_due(rounds) and self._rounds not in (None, rounds)
         if self._stop and is_saved and os.path.exists(self._stop):
             _leave(STOPPED)
         self._rounds = rounds
