@@ -170,9 +170,8 @@ class Exchange:
     def wait_report(self, timeout_s: float) -> None:
         """Wait a little for such a report; raise if none can come any more."""
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._protocol.reports), timeout_s)
-        if not self._protocol.reports:
-            self._raise()
+            if not self._changed.wait_for(lambda: bool(self._protocol.reports), timeout_s):
+                self._raise()
 
     def expect_reports(self, seq: int) -> None:
         """See to it that all shards' reports on the checkpoint of a round come in."""
@@ -213,6 +212,7 @@ class Exchange:
     def _run(self) -> None:
         try:
             self._loop()
+            self._fail(ShoestringError("this worker has left its run", hint="call `init` and `wrap` again"))
         except ShoestringError as error:
             self._fail(error)
         except Exception as error:  # whatever it is, the training thread must not wait for ever

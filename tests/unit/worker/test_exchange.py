@@ -42,6 +42,15 @@ def test_reports_are_not_waited_for_once_the_exchange_has_failed():
             wait_long(exchange)
 
 
+def test_a_step_after_the_worker_has_left_is_refused():
+    with Cluster(1, 1) as cluster, cluster.session(0) as here:
+        optimizer = joined(here)
+        here.close()
+        optimizer.inner.param_groups[0]["params"][0].grad = torch.ones(2, 3)
+        with pytest.raises(ShoestringError, match="has left its run"):
+            optimizer.step()
+
+
 def wait_long(exchange) -> None:
     for _ in range(3000):
         exchange.wait_report(0.01)
