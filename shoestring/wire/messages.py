@@ -75,7 +75,7 @@ class Hello(Message, tag=1, kw_only=True):
     worker: int
     workers: int
     life: Annotated[str, Meta(max_length=64)]  # differs from process to process
-    incarnation: Count = 0  # as counted by whoever starts processes; 0: not counted
+    incarnation: Annotated[int, Meta(ge=0, le=1 << 48)] = 0  # as a launcher has counted; 0: not counted
     shard: int
     shards: int
     shared: str = ""  # the name of memory the worker writes, where both are on one machine

@@ -58,6 +58,16 @@ def test_what_is_beyond_its_limits_is_not_decoded(spoiled):
         frames.decode(frames.encode(push))
 
 
+def test_an_incarnation_leaves_room_to_count_on():
+    for incarnation, is_taken in ((1 << 48, True), ((1 << 48) + 1, False), ((1 << 64) - 1, False)):
+        hello = msgspec.structs.replace(SAMPLES[0], protocol=say.PROTOCOL, incarnation=incarnation)
+        if is_taken:
+            assert frames.decode(frames.encode(hello))[0] == hello
+        else:
+            with pytest.raises(WireError):
+                frames.decode(frames.encode(hello))
+
+
 def test_the_decisions_of_three_hundred_workers_travel():
     decisions = say.Decisions(shares=say.Shares(64, (100_000,) * 300), paces=(0.125,) * 300)
     full = say.Full(part=0, version=1, seq=1, decisions=decisions)
