@@ -24,12 +24,6 @@ from benchmarks.train.table import lines, summarise
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = ("README.md", "docs/batchnorm.md", "docs/benchmark.md", "docs/scale.md")
-SERIES = {
-    "topk": "top-k, float32 values",
-    "never": "dct without a transform",
-    "dct_block_8": "dct, blocks of 8 x 8",
-    "dct": "dct, blocks that fit the kernels",
-}
 LINKS = {
     "10mbit-40ms": "10 Mbit/s, 40 ms",
     "100mbit-10ms": "100 Mbit/s, 10 ms",
@@ -43,24 +37,6 @@ _TABLE = re.compile(r"(<!-- table: ([a-z0-9 -]+) -->\n)(.*?)(<!-- end -->)", re.
 
 def load(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def draw_codec() -> None:
-    """Bits a value that leave an equal error."""
-    rows = [row for row in load("codec")["transform"] if row["gradients"] == "conv"]
-    figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
-    height = 0.8 / len(SERIES)
-    for place, (key, label) in enumerate(SERIES.items()):
-        bits = [row[key] for row in rows]
-        at = [index + 0.4 - height * (place + 0.5) for index in range(len(rows))]
-        bars = axes.barh(at, bits, height, label=label)
-        axes.bar_label(bars, [f"{value:.2f}" for value in bits], padding=2, fontsize=8)
-    axes.set_yticks(range(len(rows)), [f"error {row['nmse']:g}" for row in rows])
-    axes.set_xscale("log")
-    axes.set_xlim(right=60)
-    axes.set_xlabel("bits a value (float32: 32), gradients of a residual net")
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    _save(figure, "codec.svg")
 
 
 def draw_train() -> None:
@@ -165,7 +141,6 @@ def renew(text: str) -> str:
 
 def main() -> None:
     plt.rcParams["svg.hashsalt"] = "shoestring"
-    draw_codec()
     draw_train()
     for name in DOCUMENTS:
         path = ROOT / name

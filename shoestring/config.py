@@ -47,7 +47,6 @@ class About:
     is_for_shards: bool = False  # an option of `shoestring serve`, too
     metavar: str | None = None
     panel: str | None = None  # of the command line's help
-    former: str = ""  # the name it had in an earlier release
 
 
 def _time(help: str, *, panel: str = TIMES, is_for_shards: bool = False) -> About:
@@ -166,7 +165,7 @@ class Run(_Checked):
         Path | None, About("Folder of the run's checkpoints.", is_for_shards=True, metavar="DIR")
     ] = None
     every: Annotated[int, About("Rounds between checkpoints; 0: none.")] = 0
-    retain: Annotated[int, About("How many checkpoints are kept.", 1, former="keep")] = 3
+    retain: Annotated[int, About("How many checkpoints are kept.", 1)] = 3
     resume: Annotated[
         Path | None,
         About(
@@ -368,9 +367,6 @@ def gather(
 
 def from_environment(owner: Any, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The settings of `Run` or `Launch` that the environment gives. An empty variable gives nothing."""
-    for one in settings(owner):
-        if one.about.former and environment.get(former := PREFIX + one.about.former.upper()):
-            raise _renamed(former, one.variable)
     return {one.name: one.parse(text) for one in settings(owner) if (text := environment.get(one.variable))}
 
 
@@ -391,16 +387,9 @@ def from_values(values: Mapping[str, Any], where: str = "given") -> dict[str, An
     """Check settings that are given by name; an unknown name is an error that says the nearest."""
     known = {one.name: one for one in options()}
     for name in values.keys() - known.keys():
-        for one in known.values():
-            if one.about.former == name:
-                raise _renamed(name, one.name)
         near = difflib.get_close_matches(name, known, 1, 0.0)[0]
         raise UsageError(f"there is no setting `{name}`, {where}", hint=f"did you mean `{near}`?")
     return {name: known[name].convert(value, name) for name, value in values.items()}
-
-
-def _renamed(former: str, now: str) -> UsageError:
-    return UsageError(f"`{former}` has another name now", hint=f"give `{now}` instead")
 
 
 def _kind(annotation: Any) -> type:

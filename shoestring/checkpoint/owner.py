@@ -21,7 +21,7 @@ _MOST_BYTES = 64
 
 
 def take_over(root: Path) -> None:
-    """Make whoever has read the owner before a stranger."""
+    """Write a new owner: runs that have read the former one complete no more checkpoints here."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root) as file:

@@ -44,7 +44,7 @@ class Reports(Protocol):
 
 
 class Feedback(Protocol):
-    """What has not been sent yet, and this worker's share of statistics: whoever codes the pushes."""
+    """The coder of pushes, which holds what was not sent yet and this worker's share of statistics."""
 
     def state(self) -> Tensors:
         """Copies of it, by names that are the same in every process."""
@@ -80,7 +80,7 @@ class Saver:
         workers: int,
         shards: int,
         retain: int,
-        save_timeout_s: float = 60.0,
+        save_timeout_s: float,
         notice: Callable[[str], None],
         log: Callable[..., None],
     ) -> None:

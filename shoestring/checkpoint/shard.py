@@ -20,6 +20,7 @@ from shoestring.checkpoint.part import PartMarks, PartValues, Tensors
 from shoestring.checkpoint.snapshot import TensorFileWriter, step_folder
 
 _WAITING = 4  # parts copied and not yet written
+_OPEN = 8  # checkpoints whose file is begun; one that lacks a part for long will never have it
 _REMEMBERED = 64  # checkpoints whose file is finished or given up
 
 Specs = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
@@ -65,6 +66,11 @@ class ShardWriter:
                     folder.mkdir(parents=True, exist_ok=True)
                     path = folder / f"shard-{self.index}.safetensors"
                     files[seq] = (TensorFileWriter(path, self._specs), {})
+                    if len(files) > _OPEN:
+                        oldest = min(files.keys() - {seq})
+                        files.pop(oldest)[0].abandon()
+                        ended.append(oldest)
+                        self.on_written(oldest, None, "some of its parts never came")
                 writer, known = files[seq]
                 for name, values in tensors.items():
                     writer.write(name, values)

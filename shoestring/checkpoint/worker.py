@@ -24,6 +24,8 @@ from shoestring.errors import SnapshotError
 Tensors = dict[str, NDArray[Any]]
 _RANDOM, _BUFFER, _OPTIMIZER = "random.", "buffer.", "optimizer."
 
+_AT_ONCE = 4  # files that are being written; each holds a copy of the state
+
 
 @dataclass(frozen=True)
 class RandomState:
@@ -144,7 +146,9 @@ class WorkerWriter:
         self._failures: deque[tuple[int, str]] = deque()
 
     def write(self, seq: int, state: WorkerState) -> None:
-        """Begin to write; nothing of `state` may change any more."""
+        """Begin to write; nothing of `state` may change any more. A slow disk slows rounds down."""
+        if len(self._threads) == _AT_ONCE:
+            self._threads[0].join()
         thread = threading.Thread(target=self._write, args=(seq, state), name="worker-writer")
         thread.start()
         self._threads = [*(t for t in self._threads if t.is_alive()), thread]

@@ -7,7 +7,6 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from shoestring.config import Setting
-from shoestring.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -24,8 +23,7 @@ def with_settings(settings: Iterable[Setting]) -> Callable[[Command], Command]:
         own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
         made = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-            for setting in settings
-            for name, annotation in _options(setting)
+            for name, annotation in map(_option, settings)
         ]
         every: Any = command
         every.__signature__ = signature.replace(parameters=[*own, *made])
@@ -44,8 +42,8 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
-def _options(setting: Setting) -> list[tuple[str, Any]]:
-    """The option of a setting, and a hidden one that refuses the name it had before."""
+def _option(setting: Setting) -> tuple[str, Any]:
+    """The name and the annotation of a setting's option."""
     about = setting.about
     is_number = setting.kind in (int, float)
     default = "" if "Default" in about.help else setting.text(setting.default or None)
@@ -58,18 +56,4 @@ def _options(setting: Setting) -> list[tuple[str, Any]]:
         help=f"{about.help}{default and f' Default: {default}.'} ({setting.variable})",
     )
     kind: Any = list[str] if setting.kind is tuple else setting.kind
-    made = [(setting.name, Annotated[kind | None, option])]
-    if about.former:
-        former = typer.Option(
-            f"--{about.former}", hidden=True, callback=_refuser(about.former, setting.option)
-        )
-        made.append((about.former, Annotated[str | None, former]))
-    return made
-
-
-def _refuser(former: str, now: str) -> Callable[[str | None], None]:
-    def refuse(value: str | None) -> None:
-        if value is not None:
-            raise UsageError(f"`--{former}` has another name now", hint=f"give `{now}` instead")
-
-    return refuse
+    return setting.name, Annotated[kind | None, option]

@@ -70,6 +70,8 @@ def run(
         raise UsageError(
             f"the folder `{folder}` cannot be made: {error.strerror}", hint="give another with `--folder`"
         ) from None
+    if wanted.keys is not None:
+        _say(f"`keys` is not used: {'a run on Ray makes its own' if launch.on else 'all is on this machine'}")
     checkpoint = wanted.checkpoint
     this = replace(
         wanted,

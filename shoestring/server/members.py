@@ -128,7 +128,7 @@ class Members:
         return [m.worker for m in self if m.present and 0 < m.entered <= seq]
 
     def first_entry(self) -> int | None:
-        """The earliest round that one of those present entered at; nobody here pushes what was before."""
+        """The earliest round at which a present member entered: no push of an earlier round will come."""
         return min((m.entered for m in self if m.present and m.entered), default=None)
 
     def lapse(self, now: float) -> list[Member]:

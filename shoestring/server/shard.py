@@ -282,7 +282,7 @@ class Shard:
         return member.segment.slot(place, push.slot).view(np.uint8).data
 
     def _ask(self, member: Member, ask: say.Ask) -> None:
-        """Send what is there, or say that the push is not; silence means that it waits for others."""
+        """Send the answer, or say that the push is missing; no answer: the round waits for other workers."""
         rounds, worker = self._rounds_of(ask.part), member.worker
         if not member.entered:
             raise WireError("a question from a worker that has not entered", hint="start the worker again")

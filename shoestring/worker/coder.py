@@ -42,11 +42,11 @@ class Source(Protocol):
 
     @property
     def device(self) -> torch.device | None:
-        """The device on which they may be coded: all of them lie there."""
+        """The GPU on which all values lie, so that they may be coded there; none: on the host."""
 
     @property
     def ready(self) -> Ready | None:
-        """When values on GPUs are there; none: they are on the host."""
+        """When the values on GPUs are computed; none: they lie on the host."""
 
     def read(self, memory: Vector | None, feedback: Vector | None) -> tuple[Vector, Used]:
         """Copy them to the host, into the memory given if any."""

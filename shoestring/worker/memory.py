@@ -23,7 +23,7 @@ class SharedPart:
     place: int  # in the order of both
 
     def free(self, taken: Collection[int]) -> tuple[int, Vector] | None:
-        """A slot for a push besides those that are taken, and its memory."""
+        """A slot that is not taken, and its memory, for a push."""
         for slot in range(SLOTS):
             if slot not in taken and self.own.reserve(slot):
                 return slot, self.own.slot(self.place, slot)

@@ -89,6 +89,7 @@ class Training:
             clip_norm=plan.table.clip_norm,
             timeout_s=NEVER_S,
             join_timeout_s=NEVER_S,
+            ask_after_s=5.0,
             now=self.now,
         )
         self._send_all()

@@ -184,7 +184,6 @@ def test_nonsense_is_refused(change: dict[str, str]) -> None:
         ("evry = 5", "there is no setting `evry`", "did you mean `every`?"),
         ("time_out = 5", "there is no setting `time_out`", "did you mean `timeout_s`?"),
         ("worker = 1", "there is no setting `worker`", "did you mean `workers`?"),
-        ("keep = 5", "`keep` has another name now", "give `retain` instead"),
         ("every = 'often'", "`every` is `often`, expected a whole number from 0", "Rounds between"),
         ("every = true", "`every` is `True`, expected a whole number", "Rounds between"),
         ("shards = 0", "`shards` is `0`, expected a whole number from 1 to 256", "hold the parameters"),
@@ -204,13 +203,6 @@ def test_what_is_wrong_in_a_file_is_said(tmp_path: Path, text: str, message: str
 def test_a_file_that_is_not_there_is_said() -> None:
     with pytest.raises(UsageError, match="`/no/such/file` cannot be read"):
         gather({}, {}, Path("/no/such/file"))
-
-
-def test_a_former_name_is_refused_with_the_new_one() -> None:
-    with pytest.raises(UsageError, match="`SHOESTRING_KEEP` has another name now.*`SHOESTRING_RETAIN`"):
-        Run.here({"SHOESTRING_KEEP": "2"})
-    with pytest.raises(UsageError, match="`--keep` has another name now.*`--retain`"):
-        from_command_line("--keep", "2")
 
 
 @pytest.mark.parametrize("given", [{"every": -1}, {"timeout_s": 0.0}, {"retain": 0}])

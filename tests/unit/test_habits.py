@@ -73,6 +73,13 @@ def test_there_are_rooms():
     assert {Path("."), Path("codec/dct/cpu"), Path("wire")} <= set(rooms())
 
 
+@pytest.mark.parametrize("room", rooms(), ids=str)
+def test_a_room_is_not_too_full(room):
+    """A room with more files than one can look over is two rooms."""
+    files = [file for file in (ROOT / "shoestring" / room).glob("*.py") if file.name != "__init__.py"]
+    assert len(files) <= 15
+
+
 @pytest.mark.parametrize("line", QUICK)
 def test_a_quick_test_exists(line):
     path, _, name = line.partition("::")

@@ -25,7 +25,9 @@ def run(
     planner_name: Annotated[
         str,
         typer.Option(
-            "--policy", metavar="plan|fifo|even", help="The allocator's plan, or a yardstick to compare with."
+            "--planner",
+            metavar="plan|fifo|even",
+            help="The allocator's plan, or a yardstick beside it.",
         ),
     ] = "plan",
     round_s: Annotated[float, typer.Option("--round", min=1, help="Seconds between decisions.")] = 60.0,

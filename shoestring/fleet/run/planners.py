@@ -1,4 +1,4 @@
-"""Planners: functions that turn estimates into a plan. `--policy` names them.
+"""Planners: functions that turn estimates into a plan. `--planner` names them.
 
 `plan` asks the allocator. The two others are yardsticks to compare it with, which look at
 nothing but the order of the jobs: `fifo` gives each free device to the job that has waited
@@ -24,7 +24,7 @@ def make_planner(name: str, objective: Objective = "jct", *, round_s: float = 60
         return partial(best, objective=objective, round_s=round_s)
     yardsticks: dict[str, Planner] = {"fifo": fifo, "even": even}
     if name not in yardsticks:
-        raise UsageError(f"`--policy {name}` names no planner", hint=f"one of {', '.join(PLANNERS)}")
+        raise UsageError(f"`--planner {name}` names no planner", hint=f"one of {', '.join(PLANNERS)}")
     return yardsticks[name]
 
 

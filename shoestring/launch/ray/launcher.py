@@ -252,7 +252,8 @@ class _Actors:
         """Take what an actor still has to report, and let it clean up; unless it is gone."""
         with suppress(self._ray.exceptions.RayError):
             self._ray.get(stopped)
-            while member.code is None:
+            deadline = time.monotonic() + _ANSWER_S
+            while member.code is None and time.monotonic() < deadline:
                 self._take(member, self._ray.get(member.actor.poll.remote(0.0), timeout=_ANSWER_S))
             self._ray.get(member.actor.close.remote(), timeout=_ANSWER_S)
 

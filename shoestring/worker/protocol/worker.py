@@ -95,9 +95,9 @@ class Worker:
         initial: Callable[[int], memoryview],
         memory: Memory | None = None,
         clip_norm: float = 0.0,
-        timeout_s: float = 60.0,
-        join_timeout_s: float = 600.0,
-        ask_after_s: float = 5.0,
+        timeout_s: float,
+        join_timeout_s: float,
+        ask_after_s: float,
         now: float,
     ) -> None:
         self.outbox: deque[Outgoing] = deque()

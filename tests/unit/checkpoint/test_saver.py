@@ -77,6 +77,7 @@ class Run:
             workers=2,
             shards=2,
             retain=3,
+            save_timeout_s=60.0,
             notice=lambda text: self.notices.append((text, threading.current_thread())),
             log=lambda event, **fields: self.completed.append(fields["step"]),
         )

@@ -63,3 +63,17 @@ def test_what_is_not_complete_leaves_no_file(tmp_path):
     capture(writer, 1, 0)
     writer.close()
     assert list(step_folder(tmp_path, 1).iterdir()) == []
+
+
+def test_files_that_lack_a_part_for_long_are_given_up(tmp_path):
+    writer = ShardWriter(tmp_path, 0)
+    written = Written(writer)
+    for seq in range(1, 12):
+        capture(writer, seq, 0)
+    capture(writer, 1, 1)
+    capture(writer, 11, 1)
+    writer.close()
+    given_up = [(seq, None, "some of its parts never came") for seq in (1, 2, 3)]
+    assert [report for report in written.reports if report[1] is None] == given_up
+    assert [seq for seq, record, _ in written.reports if record is not None] == [11]
+    assert not any(path.name.endswith(".partial") for path in tmp_path.rglob("*"))

@@ -1,12 +1,11 @@
 """What every command of `shoestring bench` has in common: where its results go, and what they say."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from shoestring.cli import env, main
-from shoestring.cli.bench import MOVED, app
+from shoestring.cli.bench import app
 from shoestring.cli.bench.options import check_output, deliver, describe_machine
 from shoestring.errors import UsageError
 
@@ -23,21 +22,6 @@ def test_help_lists_what_is_left(capsys):
     out, err = capsys.readouterr()
     assert (left.value.code, err) == (0, "")
     assert all(f" {name} " in out for name in COMMANDS)
-    assert not any(f" {name} " in out for name in MOVED)
-
-
-@pytest.mark.parametrize("name", MOVED)
-@pytest.mark.parametrize("options", [(), ("--quick",), ("--help",)])
-def test_command_that_has_moved_is_named_with_its_new_home(capsys, name, options):
-    with pytest.raises(SystemExit) as left:
-        main(["bench", name, *options])
-    assert left.value.code == 2
-    assert capsys.readouterr() == (
-        "",
-        f"error: `shoestring bench {name}` is not part of the package any more\n\n"
-        f"hint: in a clone of the repository, run `python -m benchmarks.{name}`\n",
-    )
-    assert (Path(__file__).parents[3] / "benchmarks" / name / "__main__.py").is_file()
 
 
 @pytest.mark.parametrize("name", COMMANDS)

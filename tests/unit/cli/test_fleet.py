@@ -125,7 +125,7 @@ def test_jobs_are_added_listed_explained_and_removed(tmp_path, folder):
 def test_ctrl_c_stops_at_a_checkpoint_and_the_next_run_ends_with_the_same_bits(tmp_path, folder):
     fleet("add", write_jobs(tmp_path, "gate"), folder=folder)
     know(folder)
-    with Command("fleet", "run", "--policy", "fifo", SHOESTRING_FLEET=str(folder)) as command:
+    with Command("fleet", "run", "--planner", "fifo", SHOESTRING_FLEET=str(folder)) as command:
         logs = [folder / "jobs" / name / "output.log" for name in ("a", "b")]
         deadline = time.monotonic() + 60
         while not all(log.exists() and "waiting" in log.read_text() for log in logs):
@@ -140,14 +140,14 @@ def test_ctrl_c_stops_at_a_checkpoint_and_the_next_run_ends_with_the_same_bits(t
     # They wait right behind a checkpoint, and leave when they begin the next step.
     assert [(job["state"], job["steps_done"]) for job in stopped] == [("stopped", 100)] * 2
     assert "goes on from a checkpoint at about step 100" in fleet("why", "b", folder=folder)
-    fleet("run", "--policy", "fifo", folder=folder)
+    fleet("run", "--planner", "fifo", folder=folder)
     resumed = hashes(folder)
 
     whole = tmp_path / "whole"
     fleet("devices", "--no-measure", "--cpu", f"one={CORES[0]},two={CORES[-1]}", folder=whole)
     fleet("add", write_jobs(tmp_path, ""), folder=whole)
     know(whole)
-    fleet("run", "--policy", "fifo", folder=whole)
+    fleet("run", "--planner", "fifo", folder=whole)
     assert resumed == hashes(whole)
     assert [len(found) for found in resumed.values()] == [1, 1]
     assert resumed["a"][0].split()[1:] == ["240", "240"]

@@ -81,7 +81,6 @@ def test_a_module_that_fails_is_named_with_its_last_words(tmp_path):
         (("--policy", "nothing", __file__), "no sync policy `nothing`"),
         (("--every", "10", __file__), "no folder for checkpoints"),
         (("--config", "nowhere.toml", __file__), "`nowhere.toml` cannot be read"),
-        (("--keep", "5", __file__), "`--keep` has another name now"),
         (("--workers", "0", __file__), "'--workers'"),
         ((), "'script'"),
     ],

@@ -53,7 +53,7 @@ def test_even_keeps_jobs_where_they_are_and_has_two_on_a_device_at_most():
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(UsageError, match="`--policy best` names no planner"):
+    with pytest.raises(UsageError, match="`--planner best` names no planner"):
         make_planner("best")
 
 

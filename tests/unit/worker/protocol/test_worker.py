@@ -14,6 +14,9 @@ WHO = Identity("run", 0, 2, "life", 3)
 VALUES = [memoryview(bytes(4 * part.size)) for part in PARTS]
 
 
+TIMES = {"timeout_s": 60.0, "join_timeout_s": 600.0, "ask_after_s": 5.0}
+
+
 def make(*, shards: int = 1, homes=(0, 0), worker: int = 0, clip_norm: float = 0.0, **settings) -> Worker:
     return Worker(
         Identity("run", worker, 2, "life", 3),
@@ -24,7 +27,7 @@ def make(*, shards: int = 1, homes=(0, 0), worker: int = 0, clip_norm: float = 0
         initial=lambda part: VALUES[part],
         clip_norm=clip_norm,
         now=0.0,
-        **settings,
+        **(TIMES | settings),
     )
 
 
@@ -127,7 +130,7 @@ def test_workers_that_never_come_end_the_wait_for_parameters():
 
 def test_a_model_without_parts_is_refused():
     with pytest.raises(UsageError, match="no trainable"):
-        Worker(WHO, TABLE, [], [], ["a"], initial=lambda part: EMPTY, now=0.0)
+        Worker(WHO, TABLE, [], [], ["a"], initial=lambda part: EMPTY, now=0.0, **TIMES)
 
 
 @pytest.mark.parametrize(("is_stale", "kind"), [(True, StaleWorkerError), (False, JoinError)])
