@@ -16,7 +16,7 @@ import numpy as np
 from shoestring.server.rounds import AHEAD, LOG_LIMIT, Work
 from shoestring.server.shard import Shard
 from shoestring.wire import frames
-from tests.model.training import Plan, Training
+from tests.model.training import Plan, Training, record_of
 
 EVENTS = 60_000  # a run that needs more is stuck
 
@@ -58,6 +58,7 @@ class Simulation:
         self.applied: list[tuple[int, int, int, int]] = []  # (part, worker, incarnation, seq)
         self.acked: set[tuple[int, int, int, int]] = set()
         self.truth: dict[tuple[int, int], bytes] = {}  # (part, version): the values
+        self.saved: dict[tuple[int, int], set[int]] = {}  # by shard and round: the parts in its file
         self.lead = 0  # the most pushes that a worker that goes on is ahead of the slowest
         self.refusals: list[str] = []
         for number in range(plan.workers):
@@ -182,7 +183,16 @@ class Simulation:
                 self.applied.append((part, item.worker, item.push.incarnation, work.seq))
             self.truth[part, work.reply.version] = work.rounds.holding.params.tobytes()
         shard.finish(work)
+        if work.reply is not None and work.is_saved:
+            self._save(shard, work)
         self._post(shard.index)
+
+    def _save(self, shard: Shard, work: Work) -> None:
+        """Write a shard's file of a checkpoint, which takes until all its parts are there."""
+        parts = self.saved.setdefault((shard.index, work.seq), set())
+        parts.add(work.rounds.holding.part.index)
+        if parts == set(shard.parts):
+            shard.saved(work.seq, record_of(f"shard-{shard.index}"))
 
     def _pass_time(self) -> None:
         self.now += 1.0

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shoestring.model import parts
 from shoestring.model.rules import Rule
 from shoestring.model.table import Table, Tensor
+from shoestring.wire import messages as say
 from tests.model.simulation import Faults, Simulation
 from tests.model.training import Plan
 
@@ -71,6 +72,19 @@ def test_the_model_has_several_parts_and_an_empty_shard_is_possible():
     cut = Plan(table()).parts
     assert len(cut) >= 4
     assert set(parts.assign(cut, 3)) == {0, 1, 2}
+
+
+@settings(phases=PHASES, max_examples=40)
+@given(plans(saves=(2, 5), bound=say.WHOLE_ROUND), losses, seeds)
+def test_every_file_of_a_checkpoint_is_reported_whatever_is_lost(plan, faults, seed):
+    simulation = Simulation(plan, faults, seed).run()
+    assert simulation.params() == clean(plan)[0]
+    (first,) = [worker for worker in simulation.workers.values() if worker.number == 0]
+    shards = {f"shard-{shard.index}.safetensors" for shard in simulation.shards if shard.parts}
+    workers = {f"worker-{number}.safetensors" for number in range(plan.workers)}
+    if 0 in first.homes:  # a shard without parts hears of workers' files and has no report to make
+        shards |= workers
+    assert first.reports == {2: shards, 5: shards}
 
 
 @settings(phases=PHASES, max_examples=60)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from shoestring.checkpoint.tensorfile import FileRecord
 from shoestring.codec.feedback import Feedback
 from shoestring.codec.registry import make
 from shoestring.errors import ShoestringError
@@ -41,10 +42,17 @@ class Plan:
     weighted: bool = False
     unused: bool = False
     counted: bool = False  # a launcher counts the processes that it starts
+    saves: tuple[int, ...] = ()  # rounds with a checkpoint
 
     @property
     def parts(self):
         return cut([tensor.shape for tensor in self.table.tensors])
+
+
+def record_of(name: str) -> bytes:
+    """What a writer says of a file of a checkpoint."""
+    digest = "0" * 64
+    return msgspec.json.encode(FileRecord(f"{name}.safetensors", 1, digest, [], {}))
 
 
 def start_values(part) -> np.ndarray:
@@ -60,7 +68,7 @@ class Training:
     life: int
     send: Callable[[int, Message, memoryview], None]
     now: float = 0.0
-    stage: str = "join"  # then train, leave, done, refused
+    stage: str = "join"  # then train, save, leave, done, refused
     answered: int = 0
     seq: int = 0
     acked: list[tuple[int, int, int]] = field(default_factory=list)  # (part, incarnation, seq)
@@ -69,6 +77,7 @@ class Training:
 
     def __post_init__(self) -> None:
         plan = self.plan
+        self.reports: dict[int, set[str]] = {}  # by round: the files that shards have reported to this worker
         self.parts = plan.parts
         self.homes = assign(self.parts, plan.shards)
         self.params = [np.full(part.size, np.nan, np.float32) for part in self.parts]
@@ -122,6 +131,13 @@ class Training:
             self.first = self.protocol.joining.first_round
             self.answered = self.seq = self.first - 1
         self._go_on()
+        while self.protocol.reports:
+            report, files = self.protocol.reports.popleft()
+            names = {record.name for record in msgspec.json.decode(files, type=list[FileRecord])}
+            self.reports.setdefault(report.round, set()).update(names)
+        if self.stage == "save" and not self.protocol._files:
+            self.stage = "leave"
+            self.protocol.leave(self.now)
         if self.stage == "leave" and self.protocol.has_left:
             self.stage = "done"
         self._send_all()
@@ -143,9 +159,12 @@ class Training:
                 continue
             if self.seq >= self.first:
                 self.on_step(self.seq)
+            if self.seq in self.plan.saves:
+                self.protocol.record(self.seq, record_of(f"worker-{self.number}"), self.now)
+                if self.number == 0:
+                    self.protocol.expect_reports(self.seq, self.now)
             if self.seq >= self.plan.rounds:
-                self.stage = "leave"
-                self.protocol.leave(self.now)
+                self.stage = "save"  # the end of a run waits for what was begun
                 return
             self.seq += 1
             for part in reversed(self.parts):
@@ -180,6 +199,7 @@ class Training:
             used=b"" if used.all() else np.packbits(used).tobytes(),
             bound=WHOLE_ROUND if seq <= plan.warmup else plan.bound,
             skip=skip,
+            save=seq in plan.saves,
         )
         self.protocol.push(message, payload, self.now)
 
