@@ -85,7 +85,6 @@ def test_every_setting_of_a_run_is_one_of_the_configuration():
     ("given", "message"),
     [
         ({"evry": 5}, "no setting `evry`.*did you mean `every`"),
-        ({"keep": 5}, "`keep` has another name now.*`retain`"),
         ({"every": "often"}, "`every` is `often`"),
         ({"workers": 2}, "`workers` is not for `ShoestringConfig`"),
         ({"restarts": 2}, "`restarts` is not for `ShoestringConfig`"),
