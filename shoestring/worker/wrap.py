@@ -58,7 +58,6 @@ def wrap(
     codec: str | None = None,
     policy: str | Policy | None = None,
     clip_norm: float = 0.0,
-    overlap: bool = True,
     batch: Literal["even", "auto"] = "even",
 ) -> tuple[Model, SharedOptimizer]:
     """Train this model together with the other workers of the run.
@@ -66,10 +65,9 @@ def wrap(
     Returns the same model, with a `no_sync()` context for gradient accumulation, and an
     optimizer to use in place of the one given. All workers start from the first
     worker's parameters. `codec` and `policy` take the place of the run's settings.
-    `clip_norm` clips the mean gradient by its norm over all parameters. `overlap=False`
-    sends gradients at `step()` instead of during backward, for code that changes them
-    in between. `batch="auto"` moves samples from slow workers to fast ones, where batches come
-    from `shoestring.batches(data, global_batch=...)`.
+    Gradients leave during backward: what changes them afterwards is refused. `clip_norm` clips
+    the mean gradient by its norm over all parameters. `batch="auto"` moves samples from slow
+    workers to fast ones, where batches come from `shoestring.batches(data, global_batch=...)`.
     """
     return join(
         session.current(),
@@ -78,7 +76,6 @@ def wrap(
         codec=codec,
         policy=policy,
         clip_norm=clip_norm,
-        overlap=overlap,
         batch=batch,
     )
 
@@ -91,7 +88,6 @@ def join(
     codec: str | None,
     policy: str | Policy | None,
     clip_norm: float = 0.0,
-    overlap: bool = True,
     batch: str = "even",
 ) -> tuple[Model, SharedOptimizer]:
     """Do what `wrap` says, for a session that is given."""
@@ -101,9 +97,7 @@ def join(
     built = _build(here, model, optimizer, codec, policy, clip_norm)
     entry = _enter(here, built)
     saver = _resume(here, model, optimizer, built, entry)
-    driver, pilot = _drive(
-        here, optimizer, built, entry, codec=codec, policy=policy, overlap=overlap, is_auto=batch == "auto"
-    )
+    driver, pilot = _drive(here, optimizer, built, entry, codec=codec, policy=policy, is_auto=batch == "auto")
     reporter = Reporter(here, entry.exchange, entry.coder, pilot)
     if saver is not None:
         here.closers.append(saver.close)
@@ -229,7 +223,6 @@ def _drive(
     *,
     codec: str,
     policy: Policy,
-    overlap: bool,
     is_auto: bool,
 ) -> tuple[GradientRounds | DifferenceRounds, Pilot]:
     """Make what turns the script's steps into rounds, as the policy says."""
@@ -270,7 +263,6 @@ def _drive(
         pilot,
         hyper=lambda: hyper_of(built.table.rule, optimizer.param_groups),
         first_round=entry.first_round,
-        overlap=overlap,
         sharing=here.sharing,
     ), pilot
 

@@ -24,6 +24,7 @@ from shoestring.worker.device import Ready
 from shoestring.worker.replica import Replica
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.policy import Async, Bounded, EveryStep
+from shoestring.worker.rounds.sent import SentGradients
 from shoestring.worker.rounds.sharing import Sharing
 
 NO_BOUND = 1 << 30
@@ -60,7 +61,6 @@ class GradientRounds:
         *,
         hyper: Callable[[], list[list[float]]],
         first_round: int,
-        overlap: bool,
         sharing: Sharing,
     ) -> None:
         self.replica = replica
@@ -70,14 +70,11 @@ class GradientRounds:
         self.steps = sharing.step = first_round - 1
         self._sharing = sharing
         self._hyper = hyper
-        self._overlap = overlap
         self._is_synced = True
         self._answered = first_round - 1  # the last round whose answers were applied
         self._terms: Terms | None = None
-        self._left = [len(part.pieces) for part in replica.parts]  # gradients a part still waits for
+        self._sent = SentGradients(replica)
         self._ready = self._fresh()
-        self._pushed: set[int] = set()
-        self._versions: dict[int, int] = {}  # of each gradient when it was pushed
         for index, parameter in enumerate(replica.parameters):
             register: Any = parameter.register_post_accumulate_grad_hook
             register(self._hook(index))
@@ -102,11 +99,12 @@ class GradientRounds:
             raise UsageError(
                 "`optimizer.step()` inside `no_sync()`", hint="leave the block before the last backward"
             )
-        self._refuse_changed_gradients()
+        self._sent.check()
+        self._refuse_changed_rates()
         terms = self._open()
         self.pilot.backward_done()
         for part in reversed(self.replica.parts):
-            if part.index not in self._pushed:
+            if part.index not in self._sent.parts:
                 self._push(part, terms)
         self.coder.exchange.wait_sent()
         self._close()
@@ -123,22 +121,15 @@ class GradientRounds:
         parts = self.replica.parts_of_parameter[index]
 
         def is_ready(parameter: torch.Tensor) -> None:
-            if not self._is_synced or not self._overlap:
+            if not self._is_synced:
                 return
-            terms = self._open()
-            if any(part in self._pushed for part in parts):
-                raise UsageError(
-                    f"a second backward pass changed the gradient of `{self.replica.tensors[index].name}`, "
-                    "which is on its way already",
-                    hint="put all but the last backward pass of a step into `with model.no_sync():`",
-                )
+            whole = self._sent.arrive(index)
             for part in parts:
                 ready = self._ready[part]
                 if ready is not None:
                     ready.note([parameter])
-                self._left[part] -= 1
-                if self._left[part] == 0:
-                    self._push(self.replica.parts[part], terms)
+            for part in whole:
+                self._push(self.replica.parts[part], self._open())
 
         return is_ready
 
@@ -151,10 +142,7 @@ class GradientRounds:
         return self._terms
 
     def _push(self, part: Part, terms: Terms) -> None:
-        self._pushed.add(part.index)
-        for piece in part.pieces:
-            gradient = self.replica.parameters[piece.tensor].grad
-            self._versions[piece.tensor] = -1 if gradient is None else gradient._version
+        self._sent.send(part, terms.seq)
         ready = self._ready[part.index]
         if ready is not None:
             ready.note(self.replica.of(part))
@@ -163,9 +151,7 @@ class GradientRounds:
 
     def _close(self) -> None:
         self._terms = None
-        self._pushed.clear()
-        self._versions.clear()
-        self._left = [len(part.pieces) for part in self.replica.parts]
+        self._sent.clear()
         self._ready = self._fresh()
 
     def _fresh(self) -> list[Ready | None]:
@@ -186,11 +172,11 @@ class GradientRounds:
             return self.pilot.delay(seq)
         return 0 if isinstance(self.policy, Bounded) and self.policy.staleness == 0 else 1
 
-    def _refuse_changed_gradients(self) -> None:
-        for index, version in self._versions.items():
-            gradient = self.replica.parameters[index].grad
-            if version != (-1 if gradient is None else gradient._version):
-                raise UsageError(
-                    f"the gradient of `{self.replica.tensors[index].name}` was changed after it was sent",
-                    hint="clip with `wrap(..., clip_norm=...)`, or give `overlap=False` to send at `step()`",
-                )
+    def _refuse_changed_rates(self) -> None:
+        """Raise if a learning rate, or what else goes with gradients, is not what was sent with them."""
+        if self._terms is not None and self._terms.hyper != self._hyper():
+            raise UsageError(
+                "a learning rate or another setting of the optimizer was changed between `backward()`, "
+                "which sent it with the gradients, and `optimizer.step()`",
+                hint="change it after `optimizer.step()`, or before `backward()`",
+            )

@@ -142,19 +142,6 @@ def test_a_gradient_changed_after_it_was_sent_is_refused(alone: Session) -> None
         shared.step()
 
 
-def test_without_overlap_gradients_may_be_changed(alone: Session) -> None:
-    plain, wrapped = small(), small()
-    inner = torch.optim.SGD(wrapped.parameters(), 0.1)
-    wrapped, shared = join(alone, wrapped, inner, codec="float32", policy="every", overlap=False)
-    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
-    for model, own in ((plain, optimizer), (wrapped, shared)):
-        x, y = data()
-        nn.functional.cross_entropy(model(x), y).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-        own.step()
-    assert close_to(wrapped, plain)
-
-
 def test_clipping_is_by_the_norm_over_all_parameters(alone: Session) -> None:
     plain, wrapped = small(), small()
     inner = torch.optim.SGD(wrapped.parameters(), 0.5)
