@@ -123,6 +123,9 @@ class DifferenceRounds:
         """Nothing to do: gradients are never sent."""
         yield
 
+    def check_groups(self) -> None:
+        """Nothing to do: the optimizer runs here, whatever its groups say."""
+
     def go_on(self) -> None:
         """Before the first forward pass after a round: add what this worker has not sent yet."""
         # Where shares change, feedback counts by the share it was made with, not the next one.

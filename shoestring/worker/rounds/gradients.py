@@ -93,6 +93,10 @@ class GradientRounds:
         """The last round that was pushed: here every step is one."""
         return self.steps
 
+    def check_groups(self) -> None:
+        """Raise unless the shards can do what the optimizer's groups say."""
+        self._hyper()
+
     def step(self) -> bool:
         """Send what has not been sent, then wait as the policy says and update the parameters."""
         if not self._is_synced:
