@@ -1,15 +1,16 @@
 """What workers and shards say to each other.
 
 A message is a header (one of the classes below) and one payload, possibly empty.
-Workers say `Hello, Enter, Init, Pull, Push, Scale, Ask, Saved, AskSnapped, Beat, Leave`; shards
+Workers say `Hello, Enter, Init, Pull, Push, Commit, Scale, Ask, Saved, AskSnapped, Beat, Leave`; shards
 answer with `Welcome, Entered, Full, Delta, Norm, Missing, Recorded, Snapped, Refusal, Beat, Left`.
 
 The order of a worker's life: `Hello` with the table of the model as payload, answered
 by `Welcome`; `Enter`, naming the first round it will take part in, answered by
 `Entered`; then `Pull` for each part, answered by `Full`, or for the first worker by `Missing`
 where the shard holds nothing yet, whereupon it sends `Init` and asks again.
-After that a `Push` a part and round, each answered by a `Full` or a `Delta`; at the end `Leave`,
-answered by `Left`.
+After that a `Push` a part and round, each answered by a `Full` or a `Delta`, and, where pushes are made
+before it is known whether the step is taken, a `Commit` a shard and round; at the end `Leave`, answered
+by `Left`.
 
 Every question is repeated until it is answered, so each may arrive twice. A push is named by whom
 it counts for, that worker's incarnation, and `seq`, the round it belongs to. The answer to it is its
@@ -22,7 +23,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 WHOLE_ROUND = -1  # `Push.bound` of a push that is summed with those of all workers
 WORKER_LIMIT = 1 << 16
@@ -140,6 +141,7 @@ class Push(Message, tag=7, kw_only=True):
     slot: int = -1  # of the sender's shared memory, where the values are there and not in the payload
     statistics: bytes = b""  # what that worker's layers of the part have seen since its last push
     decisions: Decisions | None = None
+    early: bool = False  # it counts once the worker's `Commit` of the round has come
 
 
 class Full(Message, tag=8, kw_only=True):
@@ -152,6 +154,7 @@ class Full(Message, tag=8, kw_only=True):
     slot: int = -1  # of the shard's shared memory
     statistics: bytes = b""  # what all workers' layers of the part have seen
     decisions: Decisions | None = None
+    skip: bool = False  # the round was skipped: a worker's gradient was not finite
 
 
 class Delta(Message, tag=9, kw_only=True):
@@ -165,6 +168,7 @@ class Delta(Message, tag=9, kw_only=True):
     squares: float = 0.0
     statistics: bytes = b""
     decisions: Decisions | None = None
+    skip: bool = False
 
 
 class Norm(Message, tag=10):
@@ -244,6 +248,17 @@ class AskSnapped(Message, tag=21):
     round: int
 
 
+class Commit(Message, tag=22):
+    """All pushes of a round are made; `skip`: one of them, to whichever shard, was not finite.
+
+    No part is updated before all who push to the round have said so; if one skips it, all parts do.
+    It is sent again with every `Ask`.
+    """
+
+    seq: Round
+    skip: bool = False
+
+
 Any = (
     Hello
     | Welcome
@@ -266,4 +281,5 @@ Any = (
     | Left
     | Recorded
     | AskSnapped
+    | Commit
 )

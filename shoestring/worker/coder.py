@@ -92,6 +92,8 @@ class Terms:
     bound: int = WHOLE_ROUND
     save: bool = False
     decisions: Decisions | None = None  # with the push of the first part
+    early: bool = False  # values are pushed before it is known whether the step is taken
+    skip: bool = False  # values are not finite
 
 
 class PartCoder:
@@ -111,6 +113,8 @@ class PartCoder:
         self._feedback: list[Feedback | GpuFeedback | None] = [None] * len(parts)
         self._weights = [1.0] * len(parts)  # of the last push of each
         self._skipped: deque[tuple[int, str]] = deque()
+        self._not_finite: deque[int] = deque(maxlen=4)  # rounds with a push that was not
+        self.is_skipped = False  # whether the round was whose answers came in last
 
     def take_skipped(self) -> list[tuple[int, str]]:
         """The pushes that were not finite since the last call, as (round, what)."""
@@ -130,11 +134,13 @@ class PartCoder:
     def collect(self, seq: int, target: Target, *, is_whole: bool = True) -> Decisions | None:
         """Wait for a round, and bring the target up to date with it; return what was decided."""
         decisions: Decisions | None = None
+        self.is_skipped = not self.is_finite(seq)
 
         def take(answer: Answer) -> None:
             nonlocal decisions
             part, message = self.parts[answer.message.part], answer.message
             decisions = message.decisions or decisions
+            self.is_skipped |= message.skip and is_whole  # else it may be another worker's
             if message.statistics:
                 self.statistics.hear(part.index, message.version, seq, message.statistics, is_whole=is_whole)
             if isinstance(message, say.Full):
@@ -143,7 +149,14 @@ class PartCoder:
                 self._add(target, part, codec_of(message.codec), answer.payload)
 
         self.exchange.collect(seq, take)
+        if self.is_skipped:
+            # What is left over is of gradients that nobody has taken; they may be large.
+            self._feedback = [None] * len(self.parts)
         return decisions
+
+    def is_finite(self, seq: int) -> bool:
+        """Whether all pushes of round `seq`, one of the last, are finite; after `exchange.wait_sent`."""
+        return seq not in self._not_finite
 
     def lend(self, part: Part, target: Target) -> None:
         """Add the feedback of a part to the target; what rounding leaves out of the sum stays feedback."""
@@ -189,9 +202,12 @@ class PartCoder:
     ) -> tuple[say.Push, memoryview]:
         codec = terms.setting.codec
         slot, is_finite = -1, True
+        encode: Callable[[], Payload]
         with nullcontext() if source.ready is None else source.ready.beside():
             self._weigh(part, terms.weight)
-            if gpu is not None and source.device is not None:
+            if terms.skip:
+                used, encode = np.ones(len(part.pieces), bool), _refuse
+            elif gpu is not None and source.device is not None:
                 there = self._feedback_there(part, source.device)
                 gathered, used = source.gather(there.waiting)
                 encode = partial(there.encode_total, gpu, gathered)
@@ -206,6 +222,8 @@ class PartCoder:
             except NonFiniteError as error:
                 slot, is_finite = -1, False
                 payload = np.empty(0, np.uint8)
+                if self.is_finite(terms.seq):
+                    self._not_finite.append(terms.seq)
                 self._skipped.append((terms.seq, f"part {part.index}: {error.message}"))
         push = say.Push(
             part=part.index,
@@ -218,6 +236,7 @@ class PartCoder:
             used=b"" if used.all() else pack_used(used),
             bound=terms.bound,
             skip=not is_finite,
+            early=terms.early,
             save=terms.save,
             slot=slot,
             statistics=statistics,
@@ -256,7 +275,9 @@ class PartCoder:
     def _encode_values(self, part: Part, codec: Codec, values: Vector) -> Payload:
         feedback = self._feedback_here(part)
         if codec.name == LOSSLESS:
-            if not math.isfinite(float(values.sum())):  # cheap; a sum may overflow, so look closer
+            with np.errstate(over="ignore", invalid="ignore"):
+                is_finite = math.isfinite(float(values.sum()))  # cheap; a sum may overflow, so look closer
+            if not is_finite:
                 refuse_non_finite(values, part.layout)
             self._feedback[part.index] = None
             return values.view(np.uint8)
@@ -264,6 +285,10 @@ class PartCoder:
             feedback = self._feedback[part.index] = Feedback(codec, part.layout)
         feedback.codec = codec
         return feedback.encode_total(values)
+
+
+def _refuse() -> Payload:
+    raise NonFiniteError("NaN or infinity in what the parameters moved by", hint="lower the learning rate")
 
 
 def _on_host(part: Part, values: Vector) -> Feedback:

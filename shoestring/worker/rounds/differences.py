@@ -10,7 +10,7 @@ joined, on a GPU too: so nothing but what is pushed crosses to the host.
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -149,6 +149,7 @@ class DifferenceRounds:
     def _exchange(self) -> None:
         hyper = [[self.policy.lr, self.policy.momentum]] if self.policy.outer == "nesterov" else [[]]
         terms = self.pilot.terms(self.rounds + 1, hyper, self._sharing.weigh(), WHOLE_ROUND)
+        terms = replace(terms, skip=not self.replica.is_finite())  # of all parts, before the first is sent
         for part in reversed(self.replica.parts):
             anchor, ready = self.anchors.values[part.index], Ready()
             ready.note([*self.replica.of(part), anchor])

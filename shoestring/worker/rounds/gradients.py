@@ -2,12 +2,13 @@
 
 For `EveryStep`, `Bounded` and `Async`. Each part is pushed as soon as backward has made
 all its gradients, while backward goes on with the rest. `step` sends what is left, waits
-for the answers its policy asks for, and only there changes parameters.
+for the answers its policy asks for, and only there changes parameters. It commits the worker to the
+round: before, no shard updates anything, as some gradient may turn out not to be finite.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 from shoestring.codec.base import Vector
 from shoestring.errors import UsageError
 from shoestring.model.parts import Part
+from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND
 from shoestring.worker.coder import PartCoder, Terms
 from shoestring.worker.device import Ready
@@ -111,6 +113,7 @@ class GradientRounds:
             if part.index not in self._sent.parts:
                 self._push(part, terms)
         self.coder.exchange.wait_sent()
+        self.coder.exchange.commit(say.Commit(terms.seq, skip=not self.coder.is_finite(terms.seq)))
         self._close()
         self.steps = self._sharing.step = terms.seq
         delay = 0 if terms.save else self._delay(terms.seq)
@@ -140,9 +143,9 @@ class GradientRounds:
     def _open(self) -> Terms:
         """The terms of the round that is being pushed."""
         if self._terms is None:
-            self._terms = self.pilot.terms(
-                self.steps + 1, self._hyper(), self._sharing.weigh(), self._bound(self.steps + 1)
-            )
+            bound = self._bound(self.steps + 1)
+            terms = self.pilot.terms(self.steps + 1, self._hyper(), self._sharing.weigh(), bound)
+            self._terms = replace(terms, early=True)
         return self._terms
 
     def _push(self, part: Part, terms: Terms) -> None:

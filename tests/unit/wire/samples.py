@@ -28,12 +28,13 @@ SAMPLES = (
         used=b"\x07",
         bound=8,
         skip=True,
+        early=True,
         save=True,
         slot=1,
         statistics=b"s",
         decisions=DECISIONS,
     ),
-    say.Full(part=1, version=2, seq=3, squares=4.5, slot=1, statistics=b"s", decisions=DECISIONS),
+    say.Full(part=1, version=2, seq=3, squares=4.5, skip=True, slot=1, statistics=b"s", decisions=DECISIONS),
     say.Delta(
         part=1,
         version=2,
@@ -41,6 +42,7 @@ SAMPLES = (
         codec="dct",
         last=True,
         squares=4.5,
+        skip=True,
         statistics=b"s",
         decisions=DECISIONS,
     ),
@@ -56,4 +58,5 @@ SAMPLES = (
     say.Left(),
     say.Recorded(1),
     say.AskSnapped(1),
+    say.Commit(1, True),
 )
