@@ -183,6 +183,24 @@ def test_a_folder_and_a_variable_go_along_and_the_exit_code_comes_back(cluster, 
     assert (Path(where) != code, mine) == (True, "yes")  # a copy that Ray made
 
 
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_scripts_own_process_group_opens_across_nodes(cluster, tmp_path):
+    (tmp_path / "train.py").write_text("""
+import shoestring, torch, torch.distributed as dist
+
+run = shoestring.init()
+dist.init_process_group("gloo")
+total = torch.tensor(run.worker + 1.0)
+dist.all_reduce(total)
+print("total", dist.get_rank() == run.worker, total.item(), flush=True)
+dist.destroy_process_group()
+""")
+    code, out, err = run_on(cluster, *training(cluster, tmp_path))
+    assert code == 0, err
+    assert sorted(line.rpartition("] ")[2] for line in out.splitlines()) == ["total True 6.0"] * 3
+
+
 # The last of this file, as it takes a node away.
 @pytest.mark.slow
 @pytest.mark.alone
