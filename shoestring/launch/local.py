@@ -119,6 +119,7 @@ class _LocalRun:
         self._supervisor.stop(self._run.save_timeout_s if is_well else self._run.stop_grace_s)
         self._look()
         self._display.close()
+        self.outcome.count(self._board)
         self._group_port.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         for worker, child in enumerate(self._workers):

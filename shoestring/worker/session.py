@@ -130,6 +130,7 @@ def begin(run: Run) -> Session:
     end()
     log = EventLog(run.folder, f"worker-{run.worker}")
     _session = Session(run, secrets.token_hex(8), log)
+    log.write("init", worker=run.worker, workers=run.workers)
     return _session
 
 

@@ -105,6 +105,7 @@ def run_ray(
             display.close()
     outcome.exit_codes = actors.codes
     outcome.failure = actors.failure
+    outcome.count(board)
     if actors.lost is not None:
         outcome.failure = Failure(actors.lost, 1, (f"lost, and {launch.restarts} restarts were used up",))
     outcome.seconds = time.monotonic() - began
