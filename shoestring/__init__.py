@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from shoestring.launch.start import init
     from shoestring.worker.batchnorm.layers import share_batchnorm, unshare_batchnorm
     from shoestring.worker.capture import keep
-    from shoestring.worker.data import batches, epochs
-    from shoestring.worker.feed import feed
+    from shoestring.worker.data.batches import batches, epochs
+    from shoestring.worker.data.feed import feed
     from shoestring.worker.rounds.policy import Async, Bounded, EveryStep, LocalSteps
     from shoestring.worker.wrap import wrap
 
@@ -52,10 +52,10 @@ _HOMES = {
     "Layout": ("shoestring.codec.base", "Layout"),
     "LocalSteps": ("shoestring.worker.rounds.policy", "LocalSteps"),
     "ShoestringError": ("shoestring.errors", "ShoestringError"),
-    "batches": ("shoestring.worker.data", "batches"),
+    "batches": ("shoestring.worker.data.batches", "batches"),
     "cached": ("shoestring.cache.dataset", "cached"),
-    "epochs": ("shoestring.worker.data", "epochs"),
-    "feed": ("shoestring.worker.feed", "feed"),
+    "epochs": ("shoestring.worker.data.batches", "epochs"),
+    "feed": ("shoestring.worker.data.feed", "feed"),
     "init": ("shoestring.launch.start", "init"),
     "keep": ("shoestring.worker.capture", "keep"),
     "make_codec": ("shoestring.codec.registry", "make"),
