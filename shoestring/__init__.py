@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shoestring.worker.capture import keep
     from shoestring.worker.data.batches import batches, epochs
     from shoestring.worker.data.feed import feed
+    from shoestring.worker.data.split import split
     from shoestring.worker.rounds.policy import Async, Bounded, EveryStep, LocalSteps
     from shoestring.worker.wrap import wrap
 
@@ -40,6 +41,7 @@ __all__ = [
     "keep",
     "make_codec",
     "share_batchnorm",
+    "split",
     "unshare_batchnorm",
     "wrap",
 ]
@@ -60,6 +62,7 @@ _HOMES = {
     "keep": ("shoestring.worker.capture", "keep"),
     "make_codec": ("shoestring.codec.registry", "make"),
     "share_batchnorm": ("shoestring.worker.batchnorm.layers", "share_batchnorm"),
+    "split": ("shoestring.worker.data.split", "split"),
     "unshare_batchnorm": ("shoestring.worker.batchnorm.layers", "unshare_batchnorm"),
     "wrap": ("shoestring.worker.wrap", "wrap"),
 }

@@ -48,6 +48,7 @@ class Session:
     closers: list[Callable[[], None]] = field(default_factory=list)
     forwards: int = 0  # training passes through the model so far
     position_source: "Whereabouts | None" = None
+    places: list["Whereabouts"] = field(default_factory=list)  # of the loaders that `split` made
     stateful: list[Any] = field(default_factory=list)  # what `keep` was given
     resumed: WorkerState = field(default_factory=WorkerState)  # what a resume found
 
@@ -60,6 +61,11 @@ class Session:
             return (0, 0)
         where = self.position_source.where()
         return (where.epoch, where.batch)
+
+    def all_places(self) -> list[tuple[int, int]]:
+        """The same for each loader that `split` made."""
+        found = [place.where() for place in self.places]
+        return [(where.epoch, where.batch) for where in found]
 
     def explain(self, codec: str, why: str) -> None:
         """Note why a codec was chosen."""
