@@ -303,6 +303,50 @@ def test_two_models_of_one_process_have_rounds_of_their_own():
     assert not torch.equal(first[0], make_two()[0].weight)
 
 
+@pytest.mark.parametrize("codec", ["float32", "dct"])
+def test_parameters_that_are_unfrozen_are_trained_from_then_on(codec: str):
+    def be_worker(here: Session) -> list:
+        model = make(here.run.worker)
+        model.conv.requires_grad_(False)
+        model = join(here, model, codec=codec)
+        seen = []
+        for step in range(4):
+            model.conv.requires_grad_(step >= 2)
+            backward(model, here.run.worker, step)
+            seen.append(gradients(model))
+            model.zero_grad()
+        return seen
+
+    with Cluster(2, 2) as cluster:
+        first, second = cluster.train(be_worker)
+    for step in range(4):
+        assert same(first[step], second[step])
+        assert (first[step]["conv.weight"] is None) == (step < 2)
+        models = plain()
+        for worker, model in enumerate(models):
+            model.conv.requires_grad_(step >= 2)
+            backward(model, worker, step)
+        if codec == "float32":
+            assert same(first[step], mean_of(models))
+
+
+def test_a_parameter_that_only_one_worker_unfreezes_is_named():
+    def be_worker(here: Session) -> None:
+        model = make(here.run.worker)
+        model.conv.requires_grad_(False)
+        model = join(here, model, codec="float32")
+        backward(model, here.run.worker, 0)
+        if here.run.worker == 1:
+            model.conv.requires_grad_(True)
+            backward(model, here.run.worker, 1)
+
+    with (
+        Cluster(2, 1, join_timeout_s=0.5) as cluster,
+        pytest.raises(JoinError, match=r"`conv\.weight`, `conv\.bias` \(2 in all\) are trained from now on"),
+    ):
+        cluster.train(be_worker)
+
+
 def test_a_worker_that_comes_when_only_workers_have_the_parameters_is_refused():
     def be_worker(here: Session, model: nn.Module) -> None:
         backward(model, here.run.worker, 0)
