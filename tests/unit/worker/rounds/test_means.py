@@ -247,6 +247,31 @@ def test_gradients_that_are_thrown_away_leave_nothing_behind(set_to_none: bool):
             assert torch.equal(one, other)
 
 
+def test_a_changing_loss_scale_changes_no_bit():
+    """What is kept of scaled gradients counts as it would unscaled; a skipped overflow leaves nothing."""
+
+    def rounds(scales: list[float]) -> Callable[[Session], list[Tensor]]:
+        def be_worker(here: Session) -> list[Tensor]:
+            model = join(here, Line(), codec="dct:step=3")
+            optimizer = torch.optim.SGD(model.parameters(), 0.5)
+            seen = []
+            for step, scale in enumerate(scales):
+                scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
+                scaler.scale(model(given(here.run.worker, step))).backward()
+                seen.append(model.weight.grad / scale)
+                optimizer.step()
+                optimizer.zero_grad()
+            return seen
+
+        return be_worker
+
+    with Cluster(1, 1) as cluster:
+        (want,) = cluster.train(rounds([1.0] * 5))
+    with Cluster(1, 1) as cluster:
+        (got,) = cluster.train(rounds([65536.0, 32768.0, 32768.0, 0.5, 4096.0]))
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
 def test_nothing_is_lost_on_the_way():
     """What was sent and what is kept, on workers and shard, is what came in."""
 
