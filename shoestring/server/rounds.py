@@ -93,7 +93,8 @@ class Work:
         if not is_summed and not self.skip and not any(item.push.skip for item in self.contributions):
             total = self.total = self._sum()
             # Finite gradients can have a sum that is not. The first test is cheap, and enough but for that.
-            self.is_void = not np.isfinite(total.sum()) and not np.isfinite(total).all()
+            is_finite = np.isfinite(total.sum()) or np.isfinite(total).all()
+            self.is_void = not is_finite and not holding.is_mean
             if self.is_void:
                 self.let_go()
             elif self.clip:
@@ -114,6 +115,7 @@ class Work:
                 codec=wish.reply,
                 seq=self.seq,
                 slot=self.rounds.free_slot() if self.is_whole else -1,
+                fates=self.contributions[0].push.fates,
             )
         )
         self.let_go()
@@ -129,6 +131,10 @@ class Work:
         total = self.rounds.lend(part.size)
         for place, item in enumerate(self.contributions):
             weight = item.push.weight
+            if not item.push.codec:  # none of its pieces has a gradient
+                if not place:
+                    total[:] = 0
+                continue
             if item.push.codec == LOSSLESS:  # the values themselves
                 values = np.frombuffer(item.payload, np.float32)
                 if not place:
@@ -159,7 +165,13 @@ class Work:
 
     def _mark(self, reply: Reply) -> Reply:
         """Add the first worker's decisions, what may have been lost on its way, and what workers share."""
-        return replace(reply, squares=self.squares, statistics=self._remember(), decisions=self._decisions())
+        return replace(
+            reply,
+            squares=self.squares,
+            statistics=self._remember(),
+            decisions=self._decisions(),
+            news=self.contributions[0].push.news,
+        )
 
     def _decisions(self) -> Decisions | None:
         first = self.contributions[0].push.decisions

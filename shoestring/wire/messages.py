@@ -27,6 +27,8 @@ PROTOCOL = 6
 
 WHOLE_ROUND = -1  # `Push.bound` of a push that is summed with those of all workers
 WORKER_LIMIT = 1 << 16
+NEWS_LIMIT = 1 << 19  # bytes; they lie in a header
+TAKEN, OPEN, DISCARDED = range(3)  # a `Fate`: a step was taken with it; not yet; it was thrown away
 
 Count = Annotated[int, Meta(ge=0)]
 Round = Annotated[int, Meta(ge=1)]
@@ -141,6 +143,10 @@ class Push(Message, tag=7, kw_only=True):
     slot: int = -1  # of the sender's shared memory, where the values are there and not in the payload
     statistics: bytes = b""  # what that worker's layers of the part have seen since its last push
     decisions: Decisions | None = None
+    # Where workers update the parameters: what became of each piece's gradient of the round before, a
+    # `Fate` each; empty: steps were taken with all of them.
+    fates: Annotated[bytes, Meta(max_length=1 << 20)] = b""
+    news: Annotated[bytes, Meta(max_length=NEWS_LIMIT)] = b""  # what the first worker tells all others
     early: bool = False  # it counts once the worker's `Commit` of the round has come
 
 
@@ -154,6 +160,8 @@ class Full(Message, tag=8, kw_only=True):
     slot: int = -1  # of the shard's shared memory
     statistics: bytes = b""  # what all workers' layers of the part have seen
     decisions: Decisions | None = None
+    used: bytes = b""  # where workers update: the pieces that had a gradient on any of them, empty: all
+    news: bytes = b""
     skip: bool = False  # the round was skipped: a worker's gradient was not finite
 
 
@@ -168,6 +176,8 @@ class Delta(Message, tag=9, kw_only=True):
     squares: float = 0.0
     statistics: bytes = b""
     decisions: Decisions | None = None
+    used: bytes = b""
+    news: bytes = b""
     skip: bool = False
 
 

@@ -90,6 +90,9 @@ class GradientRounds:
         finally:
             self._is_synced = before
 
+    def forward_begins(self) -> None:
+        """Nothing to do: gradients say what is sent."""
+
     @property
     def rounds(self) -> int:
         """The last round that was pushed: here every step is one."""

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from shoestring.config import Run
-from shoestring.errors import JoinError, RuleError, UnknownCodecError, UsageError
+from shoestring.errors import JoinError, UnknownCodecError, UsageError
 from shoestring.observe.events import EventLog
 from shoestring.worker.rounds.policy import Async, Bounded, EveryStep, LocalSteps
 from shoestring.worker.session import Session
@@ -285,8 +285,8 @@ def test_models_that_differ_are_refused_by_name() -> None:
 
 def test_bad_input_is_refused_before_anything_is_sent(alone: Session) -> None:
     model = small()
-    with pytest.raises(RuleError, match="RMSprop"):
-        join(alone, model, torch.optim.RMSprop(model.parameters()), codec=None, policy=None)
+    with pytest.raises(UsageError, match="no rule for `RMSprop`"):
+        join(alone, model, torch.optim.RMSprop(model.parameters()), codec=None, policy="async")
     sgd = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(UnknownCodecError):
         join(alone, model, sgd, codec="zip", policy=None)
