@@ -18,6 +18,7 @@ from shoestring.errors import RuleError, UsageError
 from shoestring.model.layers import Layer
 from shoestring.model.rules import Rule
 from shoestring.model.table import Table
+from shoestring.model.vectors import PARAMS, pack
 from shoestring.wire import messages as say
 from shoestring.worker.alike import align, untaken
 from shoestring.worker.batchnorm.layers import SharedBatchNorm, shared_layers
@@ -48,6 +49,7 @@ from shoestring.worker.rounds.policy import (
     make_policy,
     text_of,
 )
+from shoestring.worker.rounds.state import ShardState
 from shoestring.worker.session import Session
 from shoestring.worker.trial import Trial
 
@@ -111,13 +113,14 @@ def _join_shards(
 ) -> SharedOptimizer:
     """Join with the update on the shards, or after local steps."""
     built = _build(here, model, optimizer, _rule(optimizer, asked.policy), asked)
-    entry, parts = _enter(here, model, built)
+    state = ShardState(optimizer, built.replica, built.table.rule)
+    entry, parts = _enter(here, model, built, None if isinstance(asked.policy, LocalSteps) else state)
     coder = PartCoder(
         entry.exchange, built.replica.parts, built.statistics, notice=here.notice, buffers=built.buffers
     )
     saver = _resume(here, model, optimizer, built, entry, parts, coder, asked.policy)
     pilot = _pilot(here, built, entry, asked)
-    driver = _drive(here, optimizer, built, entry, coder, pilot, asked.policy)
+    driver = _drive(here, optimizer, built, entry, coder, pilot, asked.policy, state)
     reporter = here.report_to(Reporter, entry.exchange, coder, pilot)
     if saver is not None:
         here.closers.append(saver.close)
@@ -197,16 +200,22 @@ def _build(
     return _Built(replica, table, statistics, buffers, is_more=only is not None)
 
 
-def _enter(here: Session, model: nn.Module, built: _Built) -> tuple[Entry, list[say.Full]]:
+def _enter(
+    here: Session, model: nn.Module, built: _Built, state: ShardState | None = None
+) -> tuple[Entry, list[say.Full]]:
     """Join all shards; afterwards every worker's model is the first one's, or what the shards hold.
 
     Returns the parts as they came, too.
     """
     replica, is_mean = built.replica, built.table.rule == _MEAN
     came: list[say.Full] = []
+    before = {} if state is None else state.initial()  # of the optimizer
 
-    def initial(part: int) -> memoryview:
-        return memoryview(b"") if is_mean else replica.read(replica.parts[part]).view(np.uint8).data
+    def initial(index: int) -> memoryview:
+        part = replica.parts[index]
+        if is_mean:
+            return memoryview(b"")
+        return pack({PARAMS: replica.read(part), **(state.vectors(part, before) if state and before else {})})
 
     def take(answer: Answer) -> None:
         if not is_mean:
@@ -214,7 +223,10 @@ def _enter(here: Session, model: nn.Module, built: _Built) -> tuple[Entry, list[
         if isinstance(answer.message, say.Full):
             came.append(answer.message)
 
-    entry = enter(here, here.next_model(), built.table, replica.parts, initial=initial, take=take)
+    names = (PARAMS, *(state.names if state and before else ()))
+    entry = enter(
+        here, here.next_model(), built.table, replica.parts, initial=initial, names=names, take=take
+    )
     if entry.first_round == 1:  # later, a checkpoint or the rounds bring it
         align(here, entry.model, _given(model, built))
     return entry, came
@@ -280,6 +292,7 @@ def _drive(
     coder: PartCoder,
     pilot: Pilot,
     policy: Policy,
+    state: ShardState,
 ) -> GradientRounds | DifferenceRounds:
     """Make what turns the script's steps into rounds, as the policy says."""
     if isinstance(policy, LocalSteps):
@@ -292,15 +305,19 @@ def _drive(
             first_round=entry.first_round,
             sharing=here.sharing,
         )
-    return GradientRounds(
+    rounds = GradientRounds(
         built.replica,
         coder,
         policy,
         pilot,
         hyper=lambda: hyper_of(built.table.rule, optimizer.param_groups),
+        state=state,
+        is_first=here.run.worker == 0,
         first_round=entry.first_round,
         sharing=here.sharing,
     )
+    state.connect(entry.exchange, rounds.shown_round)
+    return rounds
 
 
 def _put_on(here: Session, model: nn.Module, driver: shell.Driver) -> None:
