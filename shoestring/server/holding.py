@@ -41,6 +41,7 @@ class Reply:
     decisions: Decisions | None = None  # the first worker's, and all workers' paces
     used: bytes = b""  # of a mean: the pieces that had a gradient on any worker; empty: all
     news: bytes = b""  # from the first worker to all others
+    skip: bool = False  # a worker's gradient was not finite
 
     @property
     def size_bytes(self) -> int:
@@ -138,9 +139,9 @@ class Holding:
         return self._send(gradient, codec_of(codec), seq)
 
     def hold(self, seq: int) -> Reply:
-        """Count a round that changes nothing."""
+        """Count a round that is skipped: it changes nothing."""
         self.version += 1
-        return Reply(self.version, seq, "", False, np.empty(0, np.uint8))
+        return Reply(self.version, seq, "", False, np.empty(0, np.uint8), skip=True)
 
     def full(self, seq: int, slot: int = -1) -> Reply:
         """Return the whole part as it is now, in a slot or in memory of its own."""

@@ -193,6 +193,13 @@ class Replica:
             start += parameter.numel()
         self._home = flat.numpy()
 
+    def is_finite(self) -> bool:
+        """Whether no parameter holds NaN or infinity."""
+        sums = [parameter.detach().sum() for parameter in self.parameters]
+        if bool(torch.stack([own.to(sums[0].device) for own in sums]).isfinite().all()):
+            return True
+        return all(bool(parameter.detach().isfinite().all()) for parameter in self.parameters)
+
     def digest(self) -> str:
         """A hash of all trained parameters, equal on replicas that hold the same bits."""
         digest = hashlib.sha256()

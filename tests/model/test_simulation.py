@@ -44,6 +44,7 @@ def plans(**fixed):
         "skips": st.sampled_from([(), ((0, 2, 1),), ((0, 3, 0), (0, 3, 1), (0, 4, 2))]),
         "weighted": st.booleans(),
         "unused": st.booleans(),
+        "early": st.booleans(),
         "counted": st.booleans(),
     }
     return st.builds(Plan, **(drawn | {name: st.just(value) for name, value in fixed.items()}))
@@ -96,6 +97,16 @@ def test_lost_repeated_and_late_messages_do_not_change_a_bit(plan, faults, seed)
     assert simulation.params() == want
     assert len(simulation.applied) == pushes == plan.workers * plan.rounds * len(plan.parts)
     assert len(simulation.acked) == pushes
+
+
+@settings(phases=PHASES, max_examples=60)
+@given(plans(early=True, unused=False, bound=say.WHOLE_ROUND), losses, seeds)
+def test_a_step_is_taken_by_all_parts_or_by_none(plan, faults, seed):
+    simulation = Simulation(plan, faults, seed).run()
+    skipped = {seq for worker, seq, _ in plan.skips if worker < plan.workers}
+    for rounds in simulation.all_rounds():
+        assert rounds.version == plan.rounds
+        assert set(rounds.holding.steps.tolist()) == {plan.rounds - len(skipped)}
 
 
 def test_more_shards_than_parts():

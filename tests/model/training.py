@@ -41,6 +41,7 @@ class Plan:
     skips: tuple[tuple[int, int, int], ...] = ()  # (worker, round, part) that hold NaN
     weighted: bool = False
     unused: bool = False
+    early: bool = True  # pushes are made before the step is committed to
     counted: bool = False  # a launcher counts the processes that it starts
     saves: tuple[int, ...] = ()  # rounds with a checkpoint
 
@@ -169,6 +170,11 @@ class Training:
             self.seq += 1
             for part in reversed(self.parts):
                 self._push(part)
+            if self.plan.early:
+                self.protocol.commit(say.Commit(self.seq, skip=self._is_skipped()))
+
+    def _is_skipped(self) -> bool:
+        return any(plan[:2] == (self.number, self.seq) for plan in self.plan.skips)
 
     def _push(self, part) -> None:
         plan, index, seq = self.plan, part.index, self.seq
@@ -199,6 +205,7 @@ class Training:
             used=b"" if used.all() else np.packbits(used).tobytes(),
             bound=WHOLE_ROUND if seq <= plan.warmup else plan.bound,
             skip=skip,
+            early=plan.early,
             save=seq in plan.saves,
         )
         self.protocol.push(message, payload, self.now)

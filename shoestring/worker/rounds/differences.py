@@ -10,7 +10,7 @@ joined, on a GPU too: so nothing but what is pushed crosses to the host.
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -126,6 +126,9 @@ class DifferenceRounds:
         """Nothing to do: gradients are never sent."""
         yield
 
+    def check_groups(self) -> None:
+        """Nothing to do: the optimizer runs here, whatever its groups say."""
+
     def forward_begins(self) -> None:
         """Before the first training pass after a round, go on from what this worker has learned."""
         self.go_on()
@@ -153,6 +156,7 @@ class DifferenceRounds:
     def _exchange(self) -> None:
         hyper = [[self.policy.lr, self.policy.momentum]] if self.policy.outer == "nesterov" else [[]]
         terms = self.pilot.terms(self.rounds + 1, hyper, self._sharing.weigh(), WHOLE_ROUND)
+        terms = replace(terms, skip=not self.replica.is_finite())  # of all parts, before the first is sent
         for part in reversed(self.replica.parts):
             anchor, ready = self.anchors.values[part.index], Ready()
             ready.note([*self.replica.of(part), anchor])
