@@ -18,9 +18,17 @@ from shoestring.codec.base import Vector
 from shoestring.errors import JoinError, ShoestringError, StaleWorkerError, WireError
 from shoestring.model.layers import CHANNEL_LIMIT
 from shoestring.model.parts import assign, layers_of
-from shoestring.model.table import Table, check_table, first_difference, parts_of, read_table
+from shoestring.model.table import (
+    Table,
+    check_table,
+    first_difference,
+    parts_of,
+    precision_of,
+    read_table,
+)
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger
+from shoestring.server.masters import MasterHolding
 from shoestring.server.members import Member, Members
 from shoestring.server.rounds import PartRounds, Work
 from shoestring.wire import messages as say
@@ -191,7 +199,11 @@ class Shard:
                 )
             try:
                 groups = [table.tensors[piece.tensor].group for piece in part.pieces]
-                holding = Holding(part, table.rule, groups, layers)
+                precision = precision_of(part, table.tensors)
+                if table.rule.moves_parameters and precision.is_narrow:
+                    holding: Holding = MasterHolding(part, table.rule, groups, layers, precision=precision)
+                else:
+                    holding = Holding(part, table.rule, groups, layers)
             except MemoryError:
                 raise JoinError(
                     f"the model does not fit into the memory of shard {self.index}",
