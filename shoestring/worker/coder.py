@@ -24,12 +24,14 @@ from shoestring.codec.registry import LOSSLESS, codec_of, make
 from shoestring.compiled.scratch import room
 from shoestring.errors import NonFiniteError
 from shoestring.model.parts import Part, pack_used
+from shoestring.model.precision import Precision
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND, Decisions
 from shoestring.worker.batchnorm.statistics import SharedStatistics
 from shoestring.worker.device import GpuCodecs, Ready, gpu_feedback, on, to_stderr
 from shoestring.worker.exchange import Exchange
 from shoestring.worker.protocol.worker import Answer
+from shoestring.worker.rounding import rounded
 
 if TYPE_CHECKING:
     from shoestring.codec.dct.gpu import GpuDct, GpuFeedback
@@ -103,9 +105,12 @@ class PartCoder:
         parts: Sequence[Part],
         statistics: SharedStatistics,
         notice: Callable[[str], None] = to_stderr,
+        precisions: Sequence[Precision] = (),
     ) -> None:
         self.exchange = exchange
         self.parts = tuple(parts)
+        narrow = (precision.is_narrow for precision in precisions)
+        self._narrow = {index: precisions[index] for index, is_narrow in enumerate(narrow) if is_narrow}
         self.statistics = statistics
         self._gpu = GpuCodecs([part.layout for part in parts], notice)
         self._feedback: list[Feedback | GpuFeedback | None] = [None] * len(parts)
@@ -138,7 +143,9 @@ class PartCoder:
             if message.statistics:
                 self.statistics.hear(part.index, message.version, seq, message.statistics, is_whole=is_whole)
             if isinstance(message, say.Full):
-                target.write(part, np.frombuffer(answer.payload, np.float32))
+                narrow, payload = self._narrow.get(part.index), answer.payload
+                values = np.frombuffer(payload, np.float32) if narrow is None else narrow.unpack(payload)
+                target.write(part, values)
             elif message.codec:
                 self._add(target, part, codec_of(message.codec), answer.payload)
 
@@ -146,14 +153,22 @@ class PartCoder:
         return decisions
 
     def lend(self, part: Part, target: Target) -> None:
-        """Add the feedback of a part to the target; what rounding leaves out of the sum stays feedback."""
-        feedback = self._feedback[part.index]
+        """Add the feedback of a part to its parameters; what they cannot hold of the sum stays feedback."""
+        feedback, narrow = self._feedback[part.index], self._narrow.get(part.index)
         if isinstance(feedback, Feedback):
             with target.on_host(part) as values:
                 feedback.lend(values)
+                if narrow is not None:
+                    exact = values.copy()
+                    narrow.round(values)
+                    feedback.add(exact - values)
         elif feedback is not None:
             with on(feedback.device), target.on_device(part) as own:
                 feedback.lend(own)
+                if narrow is not None:
+                    held = rounded(own, narrow)
+                    feedback.add(own - held)
+                    own.copy_(held)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The feedback of all parts, and this worker's share of statistics, for a checkpoint."""

@@ -12,6 +12,7 @@ from torch import nn
 from shoestring.checkpoint.saver import Saver
 from shoestring.checkpoint.schedule import schedule_for
 from shoestring.checkpoint.snapshot import Snapshot
+from shoestring.codec.base import Vector
 from shoestring.codec.registry import make
 from shoestring.codec.warmup import warm_up_dct
 from shoestring.errors import UsageError
@@ -136,6 +137,7 @@ class _Entry:
     shards: int
     first_round: int
     parts: list[say.Full]  # as they came from the shards
+    agreed: dict[int, Vector]  # values of parts of which the replica holds less, where the worker needs them
 
 
 def _build(
@@ -198,15 +200,22 @@ def _enter(here: Session, built: _Built) -> _Entry:
     exchange = Exchange(sockets, sizes, protocol, memory, notice=here.notice)
     here.closers.append(exchange.close)
     came: list[say.Full] = []
+    agreed: dict[int, Vector] = {}
 
     def take(answer: Answer) -> None:
-        replica.write(replica.parts[answer.part], np.frombuffer(answer.payload, np.float32).copy())
+        precision = replica.precisions[answer.part]
+        values = precision.unpack(answer.payload).copy()
+        replica.write(replica.parts[answer.part], values)
+        if built.is_local and precision.is_narrow:
+            agreed[answer.part] = values
         if isinstance(answer.message, say.Full):
             came.append(answer.message)
 
     first_round = exchange.enter(take)
-    coder = PartCoder(exchange, replica.parts, built.statistics, notice=here.notice)
-    return _Entry(exchange, coder, homes, len(sockets), first_round, came)
+    coder = PartCoder(
+        exchange, replica.parts, built.statistics, notice=here.notice, precisions=replica.precisions
+    )
+    return _Entry(exchange, coder, homes, len(sockets), first_round, came, agreed)
 
 
 def _resume(
@@ -262,6 +271,7 @@ def _drive(
             inner=optimizer,
             first_round=entry.first_round,
             sharing=here.sharing,
+            agreed=entry.agreed,
         ), pilot
     return GradientRounds(
         built.replica,
