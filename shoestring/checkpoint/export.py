@@ -81,7 +81,7 @@ def _cast(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
     if dtype not in NARROW:
         return values.astype(dtype, copy=False)
     bits = to_bits(values.reshape(-1), dtype)
-    return bits.view(STAND_INS.get(dtype, np.dtype(dtype))).reshape(values.shape)
+    return bits.view(STAND_INS.get(dtype) or np.dtype(dtype)).reshape(values.shape)
 
 
 def _read_table(snapshot: Snapshot) -> tuple[Tensor, ...]:

@@ -195,7 +195,10 @@ class Replica:
 
     def _pairs(self, part: Part, values: Vector | Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Each piece of a part as a writable view of its parameter, with its values beside it."""
-        flat = values if isinstance(values, Tensor) else torch.from_numpy(values)
+        if isinstance(values, Tensor):
+            flat = values
+        else:  # torch warns of memory that it may not write to, though it only reads this
+            flat = torch.from_numpy(values if values.flags.writeable else values.copy())
         for (start, stop), piece in zip(_places(part), part.pieces, strict=True):
             parameter = self.parameters[piece.tensor].detach()
             new = flat[start:stop].to(parameter.device)
