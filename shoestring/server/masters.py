@@ -66,6 +66,7 @@ class MasterHolding(Holding):
         codec: str,
         seq: int,
         slot: int = -1,
+        fates: bytes = b"",
     ) -> Reply:
         """Update the master, and say how workers follow."""
         self.held = None if codec == LOSSLESS else self.values

@@ -16,8 +16,8 @@ import numpy as np
 from shoestring.checkpoint.records import Records
 from shoestring.codec.base import Vector
 from shoestring.errors import JoinError, ShoestringError, StaleWorkerError, WireError
-from shoestring.model.layers import CHANNEL_LIMIT
-from shoestring.model.parts import assign, layers_of
+from shoestring.model.layers import CHANNEL_LIMIT, Layer
+from shoestring.model.parts import Part, assign, layers_of
 from shoestring.model.table import (
     Table,
     check_table,
@@ -29,6 +29,7 @@ from shoestring.model.table import (
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger
 from shoestring.server.masters import MasterHolding
+from shoestring.server.means import MeanHolding
 from shoestring.server.members import Member, Members
 from shoestring.server.rounds import PartRounds, Work
 from shoestring.wire import messages as say
@@ -71,6 +72,10 @@ class Shard:
         self._spares: list[Vector] = []  # memory for sums, used again
         self._records = Records(waits_for_workers=self.index == 0)
         self._failure: ShoestringError | None = None
+
+    def beside(self) -> "Shard":
+        """The shard of a further model of the same run."""
+        return Shard(self.index, self.shards, self.run, self.lease_s, self.is_sharing)
 
     def handle(self, sender: bytes, message: Message, payload: memoryview, now: float) -> None:
         """Do what a message asks; a `ShoestringError` becomes a refusal."""
@@ -146,6 +151,7 @@ class Shard:
                 hint="build the same model with the same settings on every worker",
             )
         before = self.members.get(hello.worker)
+        self._refuse_latecomer(hello, before)
         applied = max((rounds.ledger.incarnation(hello.worker) for rounds in parts.values()), default=0)
         member = self.members.greet(hello, applied, sender, now)
         if before is not None and before is not member and before.present:
@@ -159,6 +165,16 @@ class Shard:
             shared=self._share(member, hello.shared),
         )
         self._send(sender, welcome)
+
+    def _refuse_latecomer(self, hello: say.Hello, before: Member | None) -> None:
+        """Raise if the parameters are not here for a process to start from: the workers update them."""
+        is_mean = self.table is not None and self.table.rule.kind == "mean"
+        if is_mean and self._begun() and (before is None or before.life != hello.life):
+            raise JoinError(
+                f"worker {hello.worker} comes at round {self._begun()}, and only workers have the parameters",
+                hint="start all workers again from the script's own checkpoint; a run of "
+                "`wrap(model, optimizer)` takes workers in at any round",
+            )
 
     def _share(self, member: Member, name: str) -> str:
         """Open a worker's memory; return the name of this shard's, to be read by workers like it."""
@@ -198,12 +214,7 @@ class Shard:
                     hint="share the statistics of fewer layers",
                 )
             try:
-                groups = [table.tensors[piece.tensor].group for piece in part.pieces]
-                precision = precision_of(part, table.tensors)
-                if table.rule.moves_parameters and precision.is_narrow:
-                    holding: Holding = MasterHolding(part, table.rule, groups, layers, precision=precision)
-                else:
-                    holding = Holding(part, table.rule, groups, layers)
+                holding = _holding(part, table, layers)
             except MemoryError:
                 raise JoinError(
                     f"the model does not fit into the memory of shard {self.index}",
@@ -247,13 +258,16 @@ class Shard:
 
     def _init(self, member: Member, index: int, payload: memoryview) -> None:
         holding = self._rounds_of(index).holding
-        if payload.nbytes != holding.params.nbytes:
+        is_left_out = holding.is_mean and not payload.nbytes  # the workers have seen to it themselves
+        if payload.nbytes != holding.params.nbytes and not is_left_out:
             raise WireError(
                 f"part {index} has {holding.params.nbytes} bytes, {payload.nbytes} came",
                 hint="check versions",
             )
         if index not in self.is_filled:
-            holding.params[:] = np.frombuffer(payload, np.float32)
+            if not is_left_out:
+                holding.params[:] = np.frombuffer(payload, np.float32)
+                holding.has_values = True
             self.is_filled.add(index)
             self._stirred.add(index)
         self._answer_pulls()
@@ -439,6 +453,8 @@ class Shard:
                 "squares": reply.squares,
                 "statistics": reply.statistics,
                 "decisions": reply.decisions,
+                "used": reply.used,
+                "news": reply.news if member.worker else b"",
             }
             if not reply.is_full:
                 delta = say.Delta(codec=reply.codec, last=place == len(replies), **common)
@@ -463,7 +479,9 @@ class Shard:
             if full is not None and member is not None:
                 del self._pulls[index, worker]
                 message = say.Full(part=index, version=full.version, seq=0, statistics=full.statistics)
-                self._send(member.identity, message, full.payload.data)
+                self._send(
+                    member.identity, message, full.payload.data if rounds.holding.has_values else _EMPTY
+                )
 
     def _scale(self, scale: say.Scale) -> None:
         if not 0.0 <= scale.scale <= 1.0:
@@ -480,3 +498,14 @@ class Shard:
 
     def _send(self, identity: bytes, message: Message, payload: memoryview = _EMPTY) -> None:
         self.outbox.append((identity, message, payload))
+
+
+def _holding(part: Part, table: Table, layers: Sequence[Layer]) -> Holding:
+    """What holds a part: as its rule and what workers keep it in ask for."""
+    groups = [table.tensors[piece.tensor].group for piece in part.pieces]
+    if table.rule.kind == "mean":
+        return MeanHolding(part, table.rule, groups, layers)
+    precision = precision_of(part, table.tensors)
+    if table.rule.moves_parameters and precision.is_narrow:
+        return MasterHolding(part, table.rule, groups, layers, precision=precision)
+    return Holding(part, table.rule, groups, layers)

@@ -9,7 +9,7 @@ Weights that are shared by several modules are one parameter.
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import torch
@@ -33,28 +33,41 @@ class Replica:
     """One worker's copy of the parameters that a run trains."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, takes_float64: bool = False
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        only: Collection[nn.Parameter] | None = None,
     ) -> None:
-        """`takes_float64`: such parameters may be there, as nothing but their gradients is rounded."""
-        groups = {
+        """`only`: leave out all parameters but these."""
+        groups: dict[Tensor, int] = {
             parameter: index
-            for index, group in enumerate(optimizer.param_groups)
+            for index, group in enumerate([] if optimizer is None else optimizer.param_groups)
             for parameter in group["params"]
+            if only is None or parameter in only
         }
-        named = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        named = {
+            parameter: name
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and (only is None or parameter in only)
+        }
+        if optimizer is None:  # the script updates the parameters
+            groups = dict.fromkeys(named, 0)
         self.parameters = [parameter for parameter in named if parameter in groups]
         self.tensors = tuple(
             table.Tensor(named[parameter], tuple(parameter.shape), groups[parameter], _name(parameter.dtype))
             for parameter in self.parameters
         )
-        _check(self.parameters, named, groups, takes_float64)
+        _check(self.parameters, named, groups, is_updated=optimizer is not None)
         self.parts = cut([tensor.shape for tensor in self.tensors])
         self.precisions = [table.precision_of(part, self.tensors) for part in self.parts]
         self.parts_of_parameter: list[list[int]] = [[] for _ in self.parameters]
         for part in self.parts:
             for piece in part.pieces:
                 self.parts_of_parameter[piece.tensor].append(part.index)
-        self._settle()
+        self._home: Vector | None = None
+        self._addresses: list[int] = []
+        if optimizer is not None:
+            self._settle()
 
     @property
     def total(self) -> int:
@@ -132,6 +145,9 @@ class Replica:
         flat = torch.cat(pieces).float()
         return (flat if feedback is None else flat.add_(feedback)), used
 
+    def expect(self, part: Part, used: bytes) -> None:
+        """Nothing to do: shards have left unused parameters as they were."""
+
     def write(self, part: Part, values: Vector | Tensor) -> None:
         """Set the parameters of a part; float32 is rounded to what they are made of."""
         home = self.home(part)
@@ -169,8 +185,6 @@ class Replica:
 
         Then a part is one run, and answers are decoded straight onto it.
         """
-        self._home: Vector | None = None
-        self._addresses: list[int] = []
         self._starts = [0, *itertools.accumulate(part.size for part in self.parts)]
         if not all(
             p.device.type == "cpu" and p.dtype == torch.float32 and p.is_contiguous() for p in self.parameters
@@ -232,7 +246,8 @@ def _check(
     parameters: list[nn.Parameter],
     named: dict[nn.Parameter, str],
     groups: dict[Tensor, int],
-    takes_float64: bool,
+    *,
+    is_updated: bool,
 ) -> None:
     for parameter in groups:
         if parameter.requires_grad and parameter not in named:
@@ -248,7 +263,9 @@ def _check(
             )
     for parameter in parameters:
         dtype = _name(parameter.dtype)
-        if dtype == "float64" and not takes_float64:
+        if not is_updated and parameter.is_floating_point():
+            continue
+        if dtype == "float64":
             raise UsageError(
                 f"parameter `{named[parameter]}` is torch.float64, and shards update in float32",
                 hint="`model.float()`; or `model = shoestring.wrap(model)`, which leaves the update to "
