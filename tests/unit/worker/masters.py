@@ -66,7 +66,7 @@ def live_tensors() -> dict[int, torch.UntypedStorage]:
     gc.collect()
     found: dict[int, torch.UntypedStorage] = {}
     for item in gc.get_objects():
-        if issubclass(type(item), torch.Tensor):
+        if type(item) in (torch.Tensor, nn.Parameter):
             gradient = item.grad if item.is_leaf else None
             for tensor in (item, gradient):
                 if tensor is not None and tensor.layout == torch.strided:
