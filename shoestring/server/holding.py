@@ -6,7 +6,7 @@ workers by the same exact decoder, and the rest stays in `feedback`. With a loss
 (`float32`) `feedback` is folded into `params` and the workers get `params` itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -70,6 +70,20 @@ class Holding:
         self.names: Sequence[str] = ()  # of the tensor of each piece
         self.slots: tuple[Vector, ...] = ()  # shared memory to put the whole part into
 
+    @property
+    def values(self) -> Vector:
+        """What every up-to-date worker holds, bit for bit."""
+        return self.params
+
+    @property
+    def has_feedback(self) -> bool:
+        """Whether workers lack something that they are to be sent yet."""
+        return self.feedback is not None
+
+    def begin_feedback(self) -> None:
+        """Make room for feedback, to be filled from a checkpoint."""
+        self.feedback = np.zeros_like(self.params)
+
     def check(self, push: Push, payload: memoryview) -> None:
         """Raise unless an update can work with a push, whatever else it finds in the payload.
 
@@ -130,11 +144,7 @@ class Holding:
         if lossless and self.feedback is not None:
             self.params += self.feedback
             self.feedback = None
-        self.steps[used] += 1
-        for start, stop, group, step in self._runs(used):
-            state = {name: vector[start:stop] for name, vector in self.state.items()}
-            change = rules.apply if lossless else rules.update
-            change(self.rule, hyper[group], self.params[start:stop], gradient[start:stop], state, step, scale)
+        self._update(rules.apply if lossless else rules.update, gradient, scale, hyper, used)
         self.version += 1
         if lossless:
             return self.full(seq, slot)
@@ -178,6 +188,20 @@ class Holding:
         self.slots[slot][:] = self.params
         return Reply(self.version, seq, LOSSLESS, True, self.slots[slot].view(np.uint8), slot=slot)
 
+    def _update(
+        self,
+        change: Callable[..., None],
+        gradient: Vector,
+        scale: float,
+        hyper: Sequence[Sequence[float]],
+        used: NDArray[np.bool_],
+    ) -> None:
+        """Let the rule change the pieces that are used, or `gradient` to what is to be added to them."""
+        self.steps[used] += 1
+        for start, stop, group, step in self._runs(used):
+            state = {name: vector[start:stop] for name, vector in self.state.items()}
+            change(self.rule, hyper[group], self.params[start:stop], gradient[start:stop], state, step, scale)
+
     def _send(self, update: Vector, codec: Codec, seq: int) -> Reply:
         layout = self.part.layout
         if self.feedback is not None:
@@ -186,15 +210,18 @@ class Holding:
         try:
             payload = codec.encode(update, layout, left_over)
         except NonFiniteError as error:
-            raise NonFiniteError(
-                f"the update of part {self.part.index} at round {seq} overflowed",
-                hint="lower the learning rate, warm it up, or clip the gradient (`clip_norm=`)",
-            ) from error
+            raise self._overflow(seq) from error
         codec.decode(payload, layout, self.params, 1.0)
         if self.feedback is None:
             self.feedback = np.empty_like(update)
         self.feedback[:] = left_over
         return Reply(self.version, seq, codec.spec, False, payload)
+
+    def _overflow(self, seq: int) -> NonFiniteError:
+        return NonFiniteError(
+            f"the update of part {self.part.index} at round {seq} overflowed",
+            hint="lower the learning rate, warm it up, or clip the gradient (`clip_norm=`)",
+        )
 
     def _runs(self, used: NDArray[np.bool_]) -> list[tuple[int, int, int, int]]:
         """Neighbouring pieces that are updated alike, as (start, stop, group, step)."""

@@ -18,16 +18,23 @@ from shoestring.codec.base import Vector
 from shoestring.errors import JoinError, ShoestringError, StaleWorkerError, WireError
 from shoestring.model.layers import CHANNEL_LIMIT
 from shoestring.model.parts import assign, layers_of
-from shoestring.model.table import Table, check_table, first_difference, parts_of, read_table
+from shoestring.model.table import (
+    Table,
+    check_table,
+    first_difference,
+    parts_of,
+    precision_of,
+    read_table,
+)
 from shoestring.model.vectors import PARAMS, unpack
 from shoestring.server.commits import Commits
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger
+from shoestring.server.masters import MasterHolding
 from shoestring.server.means import MeanHolding
 from shoestring.server.members import Member, Members
-from shoestring.server.readers import Readers
 from shoestring.server.rounds import PartRounds
-from shoestring.server.waiting import Waiting
+from shoestring.server.waiting import Readers, Waiting
 from shoestring.server.work import Work
 from shoestring.wire import messages as say
 from shoestring.wire.messages import Message
@@ -219,8 +226,13 @@ class Shard:
                 )
             try:
                 groups = [table.tensors[piece.tensor].group for piece in part.pieces]
-                kind = MeanHolding if table.rule.kind == "mean" else Holding
-                holding = kind(part, table.rule, groups, layers)
+                precision = precision_of(part, table.tensors)
+                if table.rule.kind == "mean":
+                    holding: Holding = MeanHolding(part, table.rule, groups, layers)
+                elif table.rule.moves_parameters and precision.is_narrow:
+                    holding = MasterHolding(part, table.rule, groups, layers, precision=precision)
+                else:
+                    holding = Holding(part, table.rule, groups, layers)
                 holding.names = [table.tensors[piece.tensor].name for piece in part.pieces]
             except MemoryError:
                 raise JoinError(

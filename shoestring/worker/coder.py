@@ -24,6 +24,7 @@ from shoestring.codec.registry import LOSSLESS, codec_of, make
 from shoestring.compiled.scratch import room
 from shoestring.errors import NonFiniteError
 from shoestring.model.parts import Part, pack_used
+from shoestring.model.precision import Precision
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND, Decisions
 from shoestring.worker.batchnorm.statistics import SharedStatistics
@@ -31,6 +32,7 @@ from shoestring.worker.device import GpuCodecs, Ready, gpu_feedback, on, to_stde
 from shoestring.worker.exchange import Exchange
 from shoestring.worker.module.buffers import SharedBuffers
 from shoestring.worker.protocol.worker import Answer
+from shoestring.worker.rounding import rounded
 
 if TYPE_CHECKING:
     from shoestring.codec.dct.gpu import GpuDct, GpuFeedback
@@ -121,10 +123,13 @@ class PartCoder:
         parts: Sequence[Part],
         statistics: SharedStatistics,
         notice: Callable[[str], None] = to_stderr,
+        precisions: Sequence[Precision] = (),
         buffers: SharedBuffers | None = None,
     ) -> None:
         self.exchange = exchange
         self.parts = tuple(parts)
+        narrow = (precision.is_narrow for precision in precisions)
+        self._narrow = {index: precisions[index] for index, is_narrow in enumerate(narrow) if is_narrow}
         self.statistics = statistics
         self._buffers = buffers
         self._gpu = GpuCodecs([part.layout for part in parts], notice)
@@ -168,7 +173,9 @@ class PartCoder:
                 self._buffers.hear(part.index, message.news)
             target.expect(part, message.used)
             if isinstance(message, say.Full):
-                target.write(part, np.frombuffer(answer.payload, np.float32))
+                narrow, payload = self._narrow.get(part.index), answer.payload
+                values = np.frombuffer(payload, np.float32) if narrow is None else narrow.unpack(payload)
+                target.write(part, values)
             elif message.codec:
                 self._add(target, part, codec_of(message.codec), answer.payload)
 
@@ -183,14 +190,22 @@ class PartCoder:
         return seq not in self._not_finite
 
     def lend(self, part: Part, target: Target) -> None:
-        """Add the feedback of a part to the target; what rounding leaves out of the sum stays feedback."""
-        feedback = self._feedback[part.index]
+        """Add the feedback of a part to its parameters; what they cannot hold of the sum stays feedback."""
+        feedback, narrow = self._feedback[part.index], self._narrow.get(part.index)
         if isinstance(feedback, Feedback):
             with target.on_host(part) as values:
                 feedback.lend(values)
+                if narrow is not None:
+                    exact = values.copy()
+                    narrow.round(values)
+                    feedback.add(exact - values)
         elif feedback is not None:
             with on(feedback.device), target.on_device(part) as own:
                 feedback.lend(own)
+                if narrow is not None:
+                    held = rounded(own, narrow)
+                    feedback.add(own - held)
+                    own.copy_(held)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The feedback of all parts, and this worker's share of statistics, for a checkpoint."""

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from shoestring.checkpoint.saver import Saver
 from shoestring.checkpoint.schedule import schedule_for
 from shoestring.checkpoint.snapshot import Snapshot
+from shoestring.codec.base import Vector
 from shoestring.codec.registry import LOSSLESS, make
 from shoestring.codec.warmup import warm_up_dct
 from shoestring.errors import RuleError, UsageError
@@ -113,14 +113,20 @@ def _join_shards(
 ) -> SharedOptimizer:
     """Join with the update on the shards, or after local steps."""
     built = _build(here, model, optimizer, _rule(optimizer, asked.policy), asked)
+    is_local = isinstance(asked.policy, LocalSteps)
     state = ShardState(optimizer, built.replica, built.table.rule)
-    entry, parts = _enter(here, model, built, None if isinstance(asked.policy, LocalSteps) else state)
+    entry, parts, agreed = _enter(here, model, built, state=None if is_local else state, is_local=is_local)
     coder = PartCoder(
-        entry.exchange, built.replica.parts, built.statistics, notice=here.notice, buffers=built.buffers
+        entry.exchange,
+        built.replica.parts,
+        built.statistics,
+        notice=here.notice,
+        precisions=built.replica.precisions,
+        buffers=built.buffers,
     )
     saver = _resume(here, model, optimizer, built, entry, parts, coder, asked.policy)
     pilot = _pilot(here, built, entry, asked)
-    driver = _drive(here, optimizer, built, entry, coder, pilot, asked.policy, state)
+    driver = _drive(here, optimizer, built, entry, coder, pilot, asked.policy, state, agreed)
     reporter = here.report_to(Reporter, entry.exchange, coder, pilot)
     if saver is not None:
         here.closers.append(saver.close)
@@ -151,7 +157,9 @@ def _mean_rounds(
 ) -> MeanRounds:
     """Join the run with a model's parameters, or only some of them, for their mean gradient."""
     built = _build(here, model, None, _MEAN, asked, only)
-    entry, _ = _enter(here, model, built)
+    if any(row.dtype == "float64" for row in built.table.tensors):
+        here.notice("gradients of float64 parameters travel as float32")
+    entry, *_ = _enter(here, model, built)
     coder = MeanCoder(
         entry.exchange, built.replica.parts, built.statistics, notice=here.notice, buffers=built.buffers
     )
@@ -201,15 +209,21 @@ def _build(
 
 
 def _enter(
-    here: Session, model: nn.Module, built: _Built, state: ShardState | None = None
-) -> tuple[Entry, list[say.Full]]:
+    here: Session,
+    model: nn.Module,
+    built: _Built,
+    *,
+    state: ShardState | None = None,
+    is_local: bool = False,
+) -> tuple[Entry, list[say.Full], dict[int, Vector]]:
     """Join all shards; afterwards every worker's model is the first one's, or what the shards hold.
 
-    Returns the parts as they came, too.
+    Returns the parts as they came, too; and for local steps the values of those that the replica rounds.
     """
     replica, is_mean = built.replica, built.table.rule == _MEAN
     came: list[say.Full] = []
     before = {} if state is None else state.initial()  # of the optimizer
+    agreed: dict[int, Vector] = {}
 
     def initial(index: int) -> memoryview:
         part = replica.parts[index]
@@ -219,7 +233,11 @@ def _enter(
 
     def take(answer: Answer) -> None:
         if not is_mean:
-            replica.write(replica.parts[answer.part], np.frombuffer(answer.payload, np.float32).copy())
+            precision = replica.precisions[answer.part]
+            values = precision.unpack(answer.payload).copy()
+            replica.write(replica.parts[answer.part], values)
+            if is_local and precision.is_narrow:
+                agreed[answer.part] = values
         if isinstance(answer.message, say.Full):
             came.append(answer.message)
 
@@ -229,7 +247,7 @@ def _enter(
     )
     if entry.first_round == 1:  # later, a checkpoint or the rounds bring it
         align(here, entry.model, _given(model, built))
-    return entry, came
+    return entry, came, agreed
 
 
 def _given(model: nn.Module, built: _Built) -> dict[str, torch.Tensor]:
@@ -293,6 +311,7 @@ def _drive(
     pilot: Pilot,
     policy: Policy,
     state: ShardState,
+    agreed: dict[int, Vector],
 ) -> GradientRounds | DifferenceRounds:
     """Make what turns the script's steps into rounds, as the policy says."""
     if isinstance(policy, LocalSteps):
@@ -304,6 +323,7 @@ def _drive(
             inner=optimizer,
             first_round=entry.first_round,
             sharing=here.sharing,
+            agreed=agreed,
         )
     rounds = GradientRounds(
         built.replica,

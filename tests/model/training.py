@@ -17,7 +17,7 @@ from shoestring.codec.feedback import Feedback
 from shoestring.codec.registry import make
 from shoestring.errors import ShoestringError
 from shoestring.model.parts import assign, cut, pack_flags
-from shoestring.model.table import Table
+from shoestring.model.table import Table, precision_of
 from shoestring.model.vectors import pack
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND, Message
@@ -98,6 +98,7 @@ class Training:
         self.reports: dict[int, set[str]] = {}  # by round: the files that shards have reported to this worker
         self.parts = plan.parts
         self.homes = assign(self.parts, plan.shards)
+        self.precisions = [precision_of(part, plan.table.tensors) for part in self.parts]
         self.params = [np.full(part.size, np.nan, np.float32) for part in self.parts]
         self.feedback = [Feedback(make("float32"), part.layout) for part in self.parts]
         self.protocol = Worker(
@@ -189,7 +190,7 @@ class Training:
             self.seq += 1
             is_set = self.seq in self.plan.sets
             if is_set:
-                self.params = [set_values(part, self.seq)["params"] for part in self.parts]
+                self.params = [self._set_values(part, self.seq)["params"] for part in self.parts]
             for part in reversed(self.parts):
                 self._push(part)
             if self.plan.early:
@@ -212,8 +213,13 @@ class Training:
         return True
 
     def _give(self, seq: int, index: int):
-        vectors = set_values(self.parts[index], seq)
+        vectors = self._set_values(self.parts[index], seq)
         return tuple(vectors), pack(vectors)
+
+    def _set_values(self, part, seq: int) -> dict[str, np.ndarray]:
+        vectors = set_values(part, seq)
+        self.precisions[part.index].round(vectors["params"])
+        return vectors
 
     def _is_skipped(self) -> bool:
         return any(plan[:2] == (self.number, self.seq) for plan in self.plan.skips)
@@ -255,8 +261,9 @@ class Training:
     def _apply(self, answer: Answer) -> None:
         index, message = answer.part, answer.message
         if isinstance(message, say.Full):
-            self.params[index] = np.frombuffer(answer.payload, np.float32).copy()
+            self.params[index] = self.precisions[index].unpack(answer.payload).copy()
         elif message.codec:
             layout = self.parts[index].layout
             make(message.codec).decode(answer.payload, layout, self.params[index], 1.0)
+        self.precisions[index].round(self.params[index])
         self.on_apply(index, message.version, self.params[index])
