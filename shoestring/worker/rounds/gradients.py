@@ -7,7 +7,7 @@ round: before, no shard updates anything, as some gradient may turn out not to b
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoestring.codec.base import Vector
 from shoestring.errors import UsageError
-from shoestring.model.parts import Part, is_flagged
+from shoestring.model.parts import Part, pack_flags
 from shoestring.model.vectors import PARAMS, Vectors, pack
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND
@@ -82,6 +82,8 @@ class GradientRounds:
         self._is_synced = True
         self._answered = first_round - 1  # the last round whose answers were applied
         self._terms: Terms | None = None
+        replica.note()
+        self._changes = 0  # steps before which the script has changed parameters
         self._sent = SentGradients(replica)
         self._ready = self._fresh()
         for index, parameter in enumerate(replica.parameters):
@@ -118,14 +120,16 @@ class GradientRounds:
         self._sent.check()
         self._refuse_changed_rates()
         terms = self._open()
+        changed = self._changed_parts(terms)
         is_loaded = self.state.leave(terms.seq) and (terms.bound == WHOLE_ROUND or self._is_first)
         self.pilot.backward_done()
         for part in reversed(self.replica.parts):
             if part.index not in self._sent.parts:
                 self._push(part, terms)
         self.coder.exchange.wait_sent()
-        commit = say.Commit(terms.seq, skip=not self.coder.is_finite(terms.seq), loads=is_loaded)
-        self.coder.exchange.commit(commit, partial(self._give, commit))
+        is_skipped = not self.coder.is_finite(terms.seq)
+        commit = say.Commit(terms.seq, is_skipped, pack_flags(changed), is_loaded)
+        self.coder.exchange.commit(commit, partial(self._give, commit, self._set_values(changed)))
         self._close()
         self.steps = self._sharing.step = terms.seq
         delay = 0 if terms.save else self._delay(terms.seq)
@@ -134,6 +138,7 @@ class GradientRounds:
             self.pilot.hear(self.coder.collect(seq, self.replica, is_whole=is_whole))
             self._answered = seq
             self.state.arrived(seq)
+        self.replica.note()
         self.pilot.round_done(terms.seq)
         return True
 
@@ -141,14 +146,40 @@ class GradientRounds:
         """The round whose state a script sees: the last one pushed, where rounds are those of all workers."""
         return self.steps if self._bound(max(self.steps, 1)) == WHOLE_ROUND else 0
 
-    def _give(self, commit: say.Commit, index: int) -> tuple[tuple[str, ...], memoryview]:
+    def _changed_parts(self, terms: Terms) -> NDArray[np.bool_]:
+        """The parts whose parameters the script has changed since the last round; raise where it must not."""
+        changed = np.zeros(len(self.replica.parts), bool)
+        indices = self.replica.changed()
+        for index in indices:
+            changed[self.replica.parts_of_parameter[index]] = True
+        is_late = self._answered < self.steps  # an answer is under way that is for other values
+        if indices and (is_late or terms.bound != WHOLE_ROUND):
+            raise UsageError(
+                f"the script has changed parameter `{self.replica.tensors[indices[0]].name}` since the last "
+                "step, and with this policy updates are under way that are for its old value",
+                hint='change parameters before `wrap`, or take `policy="every"`; '
+                "`model = shoestring.wrap(model)` leaves them to the script",
+            )
+        self._changes += bool(indices)
+        if indices and self._changes == 2:
+            self.coder.notice(
+                f"the script changes parameters itself (`{self.replica.tensors[indices[0]].name}`): in such "
+                "steps they travel to the shards and back uncompressed"
+            )
+        return changed
+
+    def _set_values(self, changed: NDArray[np.bool_]) -> dict[int, Vector]:
+        """Copy the parts that the script has changed: where answers are delayed it may change them again."""
+        parts = [self.replica.parts[index] for index in np.flatnonzero(changed).tolist()]
+        return {part.index: self.replica.read(part) for part in parts}
+
+    def _give(
+        self, commit: say.Commit, values: Mapping[int, Vector], index: int
+    ) -> tuple[tuple[str, ...], memoryview]:
         """What the script has set of a part before a round, as its commit says."""
-        part = self.replica.parts[index]
-        vectors: Vectors = {}
-        if is_flagged(commit.changed, index):
-            vectors[PARAMS] = self.replica.read(part)
+        vectors: Vectors = {PARAMS: values[index]} if index in values else {}
         if commit.loads:
-            vectors |= self.state.give(commit.seq, part)
+            vectors |= self.state.give(commit.seq, self.replica.parts[index])
         return tuple(vectors), pack(vectors)
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
@@ -181,7 +212,9 @@ class GradientRounds:
         if ready is not None:
             ready.note(self.replica.of(part))
             ready.close()
-        self.coder.push(part, terms, PartGradient(self.replica, part, ready))
+        is_checked = terms.bound == WHOLE_ROUND and part.index == terms.seq % len(self.replica.parts)
+        checksums = partial(self.replica.checksums, part) if is_checked else bytes
+        self.coder.push(part, terms, PartGradient(self.replica, part, ready), checksums)
 
     def _close(self) -> None:
         self._terms = None
