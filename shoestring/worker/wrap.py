@@ -125,6 +125,8 @@ def _join_shards(
     pilot = _pilot(here, built, entry, asked)
     driver = _drive(here, optimizer, built, entry, coder, pilot, asked.policy, agreed)
     reporter = here.report_to(Reporter, entry.exchange, coder, pilot)
+    if isinstance(driver, GradientRounds):
+        here.closers.append(driver.close)
     if saver is not None:
         here.closers.append(saver.close)
     _put_on(here, model, driver)

@@ -77,9 +77,16 @@ class GradientRounds:
         self._terms: Terms | None = None
         self._sent = SentGradients(replica)
         self._ready = self._fresh()
+        self._hooks: list[Any] = []
         for index, parameter in enumerate(replica.parameters):
-            register: Any = parameter.register_post_accumulate_grad_hook
-            register(self._hook(index))
+            hooked: Any = parameter
+            self._hooks.append(hooked.register_post_accumulate_grad_hook(self._hook(index)))
+
+    def close(self) -> None:
+        """Watch gradients no longer."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
