@@ -26,6 +26,7 @@ from shoestring.worker.batchnorm.statistics import SharedStatistics, warm_up_sta
 from shoestring.worker.capture import ScriptCapture, make_saver
 from shoestring.worker.coder import PartCoder
 from shoestring.worker.entry import Entry, enter
+from shoestring.worker.fingerprint import fingerprint
 from shoestring.worker.growth import Growing
 from shoestring.worker.module import shell
 from shoestring.worker.module.buffers import SharedBuffers
@@ -49,6 +50,7 @@ from shoestring.worker.rounds.policy import (
     make_policy,
     text_of,
 )
+from shoestring.worker.rounds.witness import Watch
 from shoestring.worker.session import Session
 from shoestring.worker.trial import Trial
 
@@ -286,7 +288,20 @@ def _pilot(here: Session, built: _Built, entry: Entry, asked: _Asked) -> Pilot:
         delay=delay or 0,
         schedule=schedule_for(here.run.checkpoint, here.run.every),
         sharing=here.sharing,
+        watch=_watch(here, built),
     )
+
+
+def _watch(here: Session, built: _Built) -> Watch | None:
+    """Make what finds equal batches, of the run's first model, and unequal parameters."""
+    is_mean = built.table.rule == _MEAN
+    if here.run.workers == 1:
+        return None
+    parameters = built.replica.parameters if is_mean else ()
+    names = [row.name for row in built.table.tensors] if is_mean else ()
+    watch = Watch(here.run.worker, here.notice, parameters, names)
+    here.watch = here.watch or watch
+    return watch
 
 
 def _drive(
@@ -327,6 +342,8 @@ def _put_on(here: Session, model: nn.Module, driver: shell.Driver) -> None:
 
     def begins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         here.forwards += 1
+        if here.watch is not None and here.watch.is_looking:
+            here.watch.show(fingerprint(args, kwargs))
 
     shell.put_on(model, driver, begins)
 
