@@ -127,11 +127,11 @@ def accumulated(world: World) -> Found:
     return {"model": model, "optimizer": optimizer}
 
 
-@case("GradScaler, two optimizers", modes=("wrap-model",))
+@case("GradScaler, two optimizers")
 def two_optimizers(world: World) -> Found:
     model = net()
-    first, second = optim.SGD(model[:2].parameters(), 0.1), optim.Adam(model[2:].parameters(), 0.01)
-    wrapped = world.model(model)
+    both = [optim.SGD(model[:2].parameters(), 0.1), optim.Adam(model[2:].parameters(), 0.01)]
+    wrapped, (first, second) = world.wrap(model, both)
     scaler = torch.amp.GradScaler("cpu", init_scale=_SCALE, growth_interval=_GROWTH)
     for step, (x, y) in enumerate(world.batches()):
         loss = mse(wrapped(x), y)
