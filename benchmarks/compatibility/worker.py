@@ -80,7 +80,7 @@ def _run(case: Case, world: str, folder: Path, rank: int, around: AbstractContex
     try:
         with around:
             found = case.script(here)
-        values = flatten({name: _inner(value) for name, value in found.items()})
+        values = flatten({name: inner(value) for name, value in found.items()})
         Outcome(Facts([*here.losses], here.moved()), values).write(path)
     except Exception as error:
         Outcome(Facts([*here.losses], error=_describe(error))).write(path)
@@ -106,7 +106,8 @@ def _leave_failed(folder: Path, rank: int) -> None:
         _leave()
 
 
-def _inner(value: object) -> object:
+def inner(value: object) -> object:
+    """What `flatten` is to look at: a model without its wrapping."""
     return bare(value) if isinstance(value, torch.nn.Module) else value
 
 
