@@ -61,6 +61,7 @@ class Case:
     script: Callable[[World], Found]
     modes: tuple[str, ...] = MODES
     falls: bool = True  # whether its losses must have fallen in the end
+    ends_finite: bool = True  # whether its parameters must be numbers in the end
     widest: float = 1e-3  # of a tolerance of parameters, as a part of the way that they went
     alone: bool = False  # in processes of its own
     limit_s: float = 45.0

@@ -24,7 +24,7 @@ from shoestring.server.warmup import warm_up
 
 LOSSY = "dct"
 SHARDS = 2
-TOGETHER = 12  # cases of a pair of processes
+TOGETHER = 60  # cases of a pair of processes
 _POLICIES = {"wrap-model": "every", "wrap-optimizer": "every", "local": "local:2"}
 _START_S = 60.0
 _END_S = 10.0

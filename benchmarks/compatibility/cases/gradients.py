@@ -418,6 +418,7 @@ _WHOLE = "a step with NaN is left out on all workers, where DDP's parameters bec
     "NaN on one worker, unnoticed",
     modes=("wrap-model", "wrap-optimizer"),
     falls=False,
+    ends_finite=False,
     trains={"wrap-optimizer": _WHOLE},
 )
 def nan_unnoticed(world: World) -> Found:
