@@ -157,7 +157,7 @@ def _report(outcome: "Outcome", workers: int, shards: int | None, folder: Path, 
     if warning is not None:
         _say(f"warning: {warning}")
         with EventLog(folder, "launcher") as log:
-            log.write("warn", text=warning)
+            log.write("warn", text=warning, is_printed=True)
     if as_json:
         sys.stdout.flush()
         typer.echo(json.dumps(summary))

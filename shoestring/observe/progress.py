@@ -74,7 +74,7 @@ class Span(NamedTuple):
     """What one step event reports since the one before it."""
 
     seconds: float
-    samples: float
+    samples: float | None
     up_bytes: float
     down_bytes: float
 
@@ -85,6 +85,7 @@ class WorkerState:
 
     worker: int
     is_present: bool = True
+    left_at: float | None = None  # by the wall clock, as it is told by shards too
     step: int = 0
     total: int | None = None
     loss: float | None = None
@@ -96,7 +97,9 @@ class WorkerState:
 
     @property
     def samples_per_s(self) -> float | None:
-        return self._rate(span.samples for span in self.spans)
+        if all(span.samples is None for span in self.spans):
+            return None
+        return self._rate(span.samples or 0.0 for span in self.spans)
 
     @property
     def up_mbit_s(self) -> float | None:
@@ -125,8 +128,12 @@ class Board:
         self._notes: deque[str] = deque(maxlen=_NOTES)
 
     def add(self, event: Event) -> None:
-        """Take one event; one of an unknown kind changes nothing."""
+        """Take one event; one of an unknown kind changes nothing.
+
+        What the event's process has printed itself is not said again.
+        """
         worker = _worker(event)
+        is_new = event.get("is_printed") is not True
         match event.get("event"):
             case "init" if worker is not None:
                 self.begun.add(worker)
@@ -142,8 +149,8 @@ class Board:
                 state = self._state(worker)
                 if state.is_present:  # the shards say so too
                     self._notes.append(f"worker {worker} left")
-                state.is_present = False
-            case "skip":
+                state.is_present, state.left_at = False, _number(event, "time")
+            case "skip" if is_new:
                 step, tensor = _text(event, "step"), _text(event, "tensor")
                 self._notes.append(f"{_who(event)} skipped step {step}: NaN or infinity in {tensor}")
             case "checkpoint":
@@ -151,7 +158,7 @@ class Board:
                 seconds = _number(event, "seconds")
                 took = "" if seconds is None else f" ({_short(seconds)} s)"
                 self._notes.append(f"checkpoint of step {step} in {folder}{took}")
-            case "warn":
+            case "warn" if is_new:
                 self._notes.append(f"warning from {_who(event)}: {_text(event, 'text')}")
 
     @property
@@ -189,7 +196,7 @@ class Board:
         parts = [f"step {all_.step}"]
         if all_.loss is not None:
             parts.append(f"loss {all_.loss:.4g}")
-        if all_.samples_per_s is not None:
+        if all_.samples_per_s:
             parts.append(f"{_short(all_.samples_per_s)} samples/s")
         if all_.up_mbit_s is not None and all_.down_mbit_s is not None:
             parts += [f"up {_short(all_.up_mbit_s)} Mbit/s", f"down {_short(all_.down_mbit_s)} Mbit/s"]
@@ -239,7 +246,8 @@ class Board:
         def amount(name: str) -> float:
             return max(_number(event, name) or 0.0, 0.0)
 
-        state.is_present = True
+        if state.left_at is None or (_number(event, "time") or math.inf) > state.left_at:
+            state.is_present = True  # else it is read later than it was written
         state.step = _whole(event, "step") or state.step
         state.total = _whole(event, "total")
         loss = _number(event, "loss")
@@ -251,7 +259,8 @@ class Board:
             state.sent_bytes = sent_bytes
             state.float_bytes = amount("up_float_bytes") + amount("down_float_bytes")
         spans = state.spans
-        spans.append(Span(amount("seconds"), amount("samples"), amount("up_bytes"), amount("down_bytes")))
+        samples = None if _number(event, "samples") is None else amount("samples")
+        spans.append(Span(amount("seconds"), samples, amount("up_bytes"), amount("down_bytes")))
         while sum(span.seconds for span in spans) - spans[0].seconds >= WINDOW_S:
             spans.popleft()
 

@@ -47,7 +47,7 @@ class Reporter:
         self._steps = steps
         for seq, what in self._coder.take_skipped():
             self._here.notice(f"step skipped at round {seq}: {what}")
-            self._here.log.write("skip", worker=self._here.run.worker, step=seq, tensor=what)
+            self._here.log.write("skip", worker=self._here.run.worker, step=seq, tensor=what, is_printed=True)
         if time.monotonic() - self._written_at >= _EVERY_S:
             self._write()
 

@@ -128,7 +128,7 @@ class Session:
 
     def notice(self, text: str) -> None:
         """Tell the user something, on stderr and in the event log."""
-        self.log.write("warn", text=text)
+        self.log.write("warn", text=text, is_printed=True)
         print(f"shoestring: worker {self.run.worker}: {text}", file=sys.stderr, flush=True)
 
     def _start_shard(self, context: zmq.SyncContext) -> str:
