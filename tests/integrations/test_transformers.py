@@ -1,0 +1,56 @@
+"""Transformers' Trainer, with Shoestring in the place of DistributedDataParallel.
+
+Its losses, gradient norms and evaluations are those of its own way, also when resumed.
+"""
+
+import json
+
+import pytest
+
+from tests.integrations.launch import Example, run_ddp, run_shoestring
+
+EXAMPLE = Example("trainer_digits")
+CLOSE = {"rel": 0, "abs": 1e-4}
+LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
+
+
+def logged(folder):
+    """What the Trainer has logged, by step and name."""
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return {(entry["step"], name): entry[name] for entry in history for name in LOGGED if name in entry}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """24 steps under DistributedDataParallel and through Shoestring; the last 8 once more, resumed."""
+    folder = tmp_path_factory.mktemp("transformers")
+    script = EXAMPLE.changed(folder)
+    run_ddp(EXAMPLE.plain, "--out", folder / "ddp")
+    run_shoestring(script, "--out", folder / "own")
+    run_shoestring(script, "--out", folder / "resumed", "--resume", folder / "own" / "checkpoint-16")
+    return folder
+
+
+def test_a_script_changes_in_two_lines():
+    assert EXAMPLE.changed_lines() == (0, 2)
+
+
+def test_losses_norms_and_evaluations_are_those_of_ddp(runs):
+    own = logged(runs / "own")
+    assert len(own) == 24 * 3 + 2
+    assert own[24, "loss"] < 2 < 2.8 < own[1, "loss"]
+    assert own == pytest.approx(logged(runs / "ddp"), **CLOSE)
+
+
+def test_a_resumed_run_goes_on_with_the_same_bits(runs):
+    assert logged(runs / "resumed") == logged(runs / "own")
+
+
+def test_the_model_that_is_saved_is_loaded_as_any_other(runs):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    own, ddp = (AutoModelForCausalLM.from_pretrained(runs / name) for name in ("own", "ddp"))
+    assert type(own) is type(ddp)
+    for one, other in zip(own.parameters(), ddp.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
