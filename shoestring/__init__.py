@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from shoestring.codec.feedback import Feedback
     from shoestring.codec.registry import make as make_codec
     from shoestring.errors import ShoestringError
-    from shoestring.launch.start import init
+    from shoestring.launch.start import init, wrap
     from shoestring.worker.batchnorm.layers import share_batchnorm, unshare_batchnorm
     from shoestring.worker.capture import keep
     from shoestring.worker.data import batches, epochs
     from shoestring.worker.feed import feed
+    from shoestring.worker.reporter import report
     from shoestring.worker.rounds.policy import Async, Bounded, EveryStep, LocalSteps
-    from shoestring.worker.wrap import wrap
 
 __version__ = "0.1.0"
 
@@ -39,6 +39,7 @@ __all__ = [
     "init",
     "keep",
     "make_codec",
+    "report",
     "share_batchnorm",
     "unshare_batchnorm",
     "wrap",
@@ -59,9 +60,10 @@ _HOMES = {
     "init": ("shoestring.launch.start", "init"),
     "keep": ("shoestring.worker.capture", "keep"),
     "make_codec": ("shoestring.codec.registry", "make"),
+    "report": ("shoestring.worker.reporter", "report"),
     "share_batchnorm": ("shoestring.worker.batchnorm.layers", "share_batchnorm"),
     "unshare_batchnorm": ("shoestring.worker.batchnorm.layers", "unshare_batchnorm"),
-    "wrap": ("shoestring.worker.wrap", "wrap"),
+    "wrap": ("shoestring.launch.start", "wrap"),
 }
 
 

@@ -9,9 +9,12 @@ The vector `kept` is the feedback of a bucket. With `came in = kept + gradient` 
 - any other failure leaves `kept` unchanged as well.
 
 So no part of a gradient is lost, only late.
+
+Where gradients may be thrown away after they were coded (a script that zeroes or skips them), `settle`
+says before the next one what became of the last: `kept` then goes on from it, or from what it was before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 from shoestring.codec.base import Codec, Layout, Payload, Vector, check_vector
 from shoestring.compiled.scratch import room
 from shoestring.errors import CodecError, NonFiniteError
+from shoestring.wire.messages import DISCARDED, OPEN
 
 _KEPT = "kept"
 
@@ -34,6 +38,7 @@ class Feedback:
         self.codec = codec
         self.layout = layout
         self._kept: Vector
+        self._sure: Vector | None = None  # `kept` as the last gradient that was taken has left it
         self.reset()
 
     @property
@@ -58,12 +63,28 @@ class Feedback:
             np.add(self._kept, gradient, out=came_in)
         return self.encode_total(came_in)
 
-    def encode_total(self, came_in: Vector) -> Payload:
-        """Encode a vector that already contains `kept`; what the payload leaves over becomes `kept`."""
+    def encode_total(self, came_in: Vector, spared: Iterable[tuple[int, int]] = ()) -> Payload:
+        """Encode a vector that already contains `kept`; what the payload leaves over becomes `kept`.
+
+        Where a range is spared, `kept` stays as it is.
+        """
         left_over = room("left_over", self.layout.total, np.float32)[: self.layout.total]
         payload = self.codec.encode(came_in, self.layout, left_over)
+        for start, stop in spared:
+            left_over[start:stop] = self._kept[start:stop]
         self._kept[:] = left_over
         return payload
+
+    def settle(self, fates: bytes) -> None:
+        """Say what became of the gradients coded so far, a fate for each tensor; empty: all were taken."""
+        if self._sure is None or not fates:
+            self._sure = self._kept.copy()
+            return
+        for start, stop, fate in ranges(fates, self.layout):
+            if fate == DISCARDED:
+                self._kept[start:stop] = self._sure[start:stop]
+            else:
+                self._sure[start:stop] = self._kept[start:stop]
 
     def lend(self, values: Vector) -> None:
         """Add `kept` to a vector; the rounding errors of the sums become `kept`."""
@@ -75,6 +96,8 @@ class Feedback:
     def scale(self, factor: float) -> None:
         """Multiply `kept`, for gradients that count more or less from now on."""
         self._kept *= np.float32(factor)
+        if self._sure is not None:
+            self._sure *= np.float32(factor)
 
     def reset(self) -> None:
         """Set `kept` to zero."""
@@ -99,3 +122,10 @@ class Feedback:
             )
         # A copy. Zeros lose their sign: then what comes in is never -0.0, which no sum gives back.
         self._kept = state[_KEPT] + np.float32(0)
+
+
+def ranges(fates: bytes, layout: Layout) -> Iterable[tuple[int, int, int]]:
+    """The ranges of a vector whose fate is known, as (start, stop, fate)."""
+    for start, stop, fate in zip(layout.offsets, layout.offsets[1:], fates, strict=False):
+        if fate != OPEN and stop > start:
+            yield start, stop, fate

@@ -3,8 +3,9 @@
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from shoestring.checkpoint.resume import AUTO, begin
 from shoestring.config import Run
@@ -12,6 +13,15 @@ from shoestring.errors import UsageError
 from shoestring.launch import lifeline
 from shoestring.launch.notice import say
 from shoestring.worker import session
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from shoestring.worker.optimizer import SharedOptimizer
+    from shoestring.worker.rounds.policy import Policy
+
+    Model = TypeVar("Model", bound=nn.Module)
 
 
 def init() -> Run:
@@ -38,6 +48,62 @@ def init() -> Run:
     if run.is_alone:
         run = replace(run, resume=begin(str(run.resume or AUTO), run.checkpoint, say))
     return session.begin(run).run
+
+
+@overload
+def wrap(model: "Model", *, codec: str | None = None, broadcast_buffers: bool = True) -> "Model": ...
+
+
+@overload
+def wrap(
+    model: "Model",
+    optimizer: "torch.optim.Optimizer | Sequence[torch.optim.Optimizer]",
+    *,
+    codec: str | None = None,
+    policy: "str | Policy | None" = None,
+    clip_norm: float = 0.0,
+    batch: Literal["even", "auto"] = "even",
+    broadcast_buffers: bool = True,
+) -> "tuple[Model, SharedOptimizer]": ...
+
+
+def wrap(
+    model: Any,
+    optimizer: Any = None,
+    *,
+    codec: str | None = None,
+    policy: Any = None,
+    clip_norm: float = 0.0,
+    batch: Literal["even", "auto"] = "even",
+    broadcast_buffers: bool = True,
+) -> Any:
+    """Train this model together with the other workers of the run, which is joined if need be.
+
+    `model = wrap(model)` takes DistributedDataParallel's place: when `backward` returns, every `.grad` is
+    the mean of all workers', and the script's own optimizers, clipping and scaling go on from there.
+    `model, optimizer = wrap(model, optimizer)` lets the shards update the parameters, or each worker for
+    some steps (policy `local`). An optimizer that the shards have no rule for, or several, run on the
+    workers as with `wrap(model)`.
+
+    Returns the same model, with a `no_sync()` context for gradient accumulation. All workers start from
+    the first worker's parameters and buffers; buffers follow the first worker's after every round, unless
+    `broadcast_buffers=False`. `codec` and `policy` take the place of the run's settings. `clip_norm` clips
+    the mean gradient by its norm over all parameters. `batch="auto"` moves samples from slow workers to
+    fast ones, where batches come from `shoestring.batches(data, global_batch=...)`.
+    """
+    from shoestring.worker.wrap import join
+
+    init()
+    return join(
+        session.current(),
+        model,
+        optimizer,
+        codec=codec,
+        policy=policy,
+        clip_norm=clip_norm,
+        batch=batch,
+        broadcast_buffers=broadcast_buffers,
+    )
 
 
 def detect(environment: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ _HYPER_NAMES = {
     "adamw": ("lr", "beta1", "beta2", "eps", "weight_decay"),
     "average": (),
     "outer_nesterov": ("lr", "momentum"),
+    "mean": (),
 }
 _FLAGS = {
     "sgd": ("momentum", "nesterov", "maximize"),
@@ -23,6 +24,7 @@ _FLAGS = {
     "adamw": ("maximize", "amsgrad"),
     "average": (),
     "outer_nesterov": (),
+    "mean": (),
 }
 
 
@@ -31,10 +33,11 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `average` adds the gradient, here the average of what workers' parameters moved in their
     local steps. `outer_nesterov` takes the opposite of that move for a gradient and
-    follows it by SGD with Nesterov momentum.
+    follows it by SGD with Nesterov momentum. `mean` updates nothing: the answer to a round is the mean
+    gradient itself, and workers update their parameters.
     """
 
-    kind: Literal["sgd", "adam", "adamw", "average", "outer_nesterov"]
+    kind: Literal["sgd", "adam", "adamw", "average", "outer_nesterov", "mean"]
     momentum: bool = False  # sgd: a momentum buffer exists, as some group has momentum
     nesterov: bool = False
     maximize: bool = False

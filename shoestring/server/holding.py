@@ -21,7 +21,7 @@ from shoestring.model.parts import Part
 from shoestring.model.rules import Rule
 from shoestring.model.statistics import History, unpack
 from shoestring.server import rules
-from shoestring.wire.messages import Decisions, Push
+from shoestring.wire.messages import DISCARDED, Decisions, Push
 
 HYPER_LIMIT = 1e18  # what rules make of such numbers is still a float32
 
@@ -39,14 +39,18 @@ class Reply:
     slot: int = -1  # where in the shard's shared memory the payload is, if it is
     statistics: bytes = b""  # of the part's layers, as of this version
     decisions: Decisions | None = None  # the first worker's, and all workers' paces
+    used: bytes = b""  # of a mean: the pieces that had a gradient on any worker; empty: all
+    news: bytes = b""  # from the first worker to all others
 
     @property
     def size_bytes(self) -> int:
-        return self.payload.nbytes + len(self.statistics)
+        return self.payload.nbytes + len(self.statistics) + len(self.news)
 
 
 class Holding:
     """The values of one part. Not thread-safe: one round at a time works on it."""
+
+    is_mean = False  # whether answers are mean gradients, whatever they hold
 
     def __init__(self, part: Part, rule: Rule, groups: Sequence[int], layers: Sequence[Layer] = ()) -> None:
         self.part = part
@@ -57,6 +61,7 @@ class Holding:
         self.feedback: Vector | None = None
         self.steps = np.zeros(len(part.pieces), np.int64)  # updates of each piece so far
         self.version = 0
+        self.has_values = False  # whether a worker has brought the parameters
         self.history = History(layers)
         self.slots: tuple[Vector, ...] = ()  # shared memory to put the whole part into
 
@@ -73,12 +78,14 @@ class Holding:
         if push.statistics:
             unpack(push.statistics, self.history.layers)
         most = self.params.nbytes
-        if push.codec != LOSSLESS:
+        if push.codec not in (LOSSLESS, ""):
             most = codec_of(push.codec).max_bytes(self.part.layout)
         if push.reply != LOSSLESS:
             codec_of(push.reply)
-        if push.skip:
+        if push.skip or not push.codec:
             most = 0
+        if push.fates and not self._are_fates(push.fates):
+            raise self._misfit("it does not say what became of each piece")
         if payload.nbytes > most or (push.codec == LOSSLESS and payload.nbytes != most):
             raise StreamError(
                 f"{payload.nbytes} bytes of `{push.codec}` for part {push.part}, the most is {most}",
@@ -95,6 +102,9 @@ class Holding:
             for name, value in zip(names, values, strict=True)
         )
 
+    def _are_fates(self, fates: bytes) -> bool:
+        return self.is_mean and len(fates) == len(self.part.pieces) and max(fates) <= DISCARDED
+
     def _misfit(self, problem: str) -> WireError:
         return WireError(f"bad push of part {self.part.index}: {problem}", hint="check both sides' versions")
 
@@ -108,6 +118,7 @@ class Holding:
         codec: str,
         seq: int,
         slot: int = -1,
+        fates: bytes = b"",
     ) -> Reply:
         """Apply the rule to a summed gradient (used up as scratch) and say how workers follow."""
         lossless = codec == LOSSLESS

@@ -92,6 +92,11 @@ class Members:
         self._members[worker] = self._by_identity[identity] = member
         return member
 
+    @property
+    def have_all_come(self) -> bool:
+        """Whether every worker of the run has said hello."""
+        return 0 < self.expected == len(self._members)
+
     def get(self, worker: int) -> Member | None:
         """The member of a number, whether it is present or not."""
         return self._members.get(worker)

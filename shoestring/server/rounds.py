@@ -79,7 +79,8 @@ class Work:
         if self.total is None:
             total = self._sum()
             # Finite gradients can have a sum that is not. The first test is cheap, and enough but for that.
-            if not np.isfinite(total.sum()) and not np.isfinite(total).all():
+            is_finite = np.isfinite(total.sum()) or np.isfinite(total).all()
+            if not is_finite and not holding.is_mean:
                 self.reply = self._mark(holding.hold(self.seq))
                 return
             self.total = total
@@ -96,6 +97,7 @@ class Work:
                 codec=wish.reply,
                 seq=self.seq,
                 slot=self.rounds.free_slot() if self.is_whole else -1,
+                fates=self.contributions[0].push.fates,
             )
         )
         self.rounds.take_back(self.total)
@@ -106,6 +108,10 @@ class Work:
         total = self.rounds.lend(part.size)
         for place, item in enumerate(self.contributions):
             weight = item.push.weight
+            if not item.push.codec:  # none of its pieces has a gradient
+                if not place:
+                    total[:] = 0
+                continue
             if item.push.codec == LOSSLESS:  # the values themselves
                 values = np.frombuffer(item.payload, np.float32)
                 if not place:
@@ -136,7 +142,13 @@ class Work:
 
     def _mark(self, reply: Reply) -> Reply:
         """Add the first worker's decisions, what may have been lost on its way, and what workers share."""
-        return replace(reply, squares=self.squares, statistics=self._remember(), decisions=self._decisions())
+        return replace(
+            reply,
+            squares=self.squares,
+            statistics=self._remember(),
+            decisions=self._decisions(),
+            news=self.contributions[0].push.news,
+        )
 
     def _decisions(self) -> Decisions | None:
         first = self.contributions[0].push.decisions

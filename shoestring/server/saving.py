@@ -43,7 +43,7 @@ def restorer(snapshot: Snapshot) -> Callable[[Holding], tuple[int, PushLedger]]:
         if marks.has_kept:
             holding.feedback = np.zeros_like(holding.params)
         saved.fill(values_of(holding))
-        holding.version = marks.version
+        holding.version, holding.has_values = marks.version, True
         ledger = {int(worker): Mark(*mark) for worker, mark in marks.ledger.items()}
         return marks.round, PushLedger(ledger)
 

@@ -1,6 +1,7 @@
 """The process around a shard: sockets, threads and time.
 
-One thread owns the socket and the protocol; a pool computes updates, one part each,
+One thread owns the socket and the protocol, which is a `Shard` for each of the models that the workers
+train; a pool computes updates, one part each,
 without the GIL. What cannot be sent at once (a worker that is gone, or reads too slowly)
 is dropped: the worker asks again. So memory is bounded by the replies of a round and the
 socket's own queue, whatever the workers do.
@@ -24,6 +25,7 @@ from shoestring.server.rounds import Work
 from shoestring.server.saving import marks_of, values_of
 from shoestring.server.shard import Shard
 from shoestring.wire import frames
+from shoestring.wire.identity import model_of
 from shoestring.wire.keys import ShardKeys
 from shoestring.wire.link import Listener
 
@@ -40,7 +42,10 @@ def listen(context: zmq.SyncContext, address: str, *, keys: ShardKeys | None = N
 
 
 class Service:
-    """Serves one shard on one socket until it is told to stop."""
+    """Serves one shard on one socket until it is told to stop.
+
+    `shard` is that of the first model; those of further models are made like it.
+    """
 
     def __init__(
         self,
@@ -52,6 +57,7 @@ class Service:
         report: Callable[..., None] = lambda event, **fields: None,
     ) -> None:
         self.shard = shard
+        self._shards = {0: shard}  # by the number of the model
         self.writer = writer
         self.threads = threads
         self.bad_messages = 0
@@ -109,7 +115,8 @@ class Service:
             self.ending.set()
             if self.writer is not None:
                 self.writer.close()
-            self.shard.close()
+            for shard in self._shards.values():
+                shard.close()
 
     def _receive(self) -> bool:
         for _ in range(_BATCH):
@@ -117,35 +124,51 @@ class Service:
             if received is None:
                 return True
             sender, rest = received[0].bytes, [frame.buffer for frame in received[1:]]
+            shard = self._shard_of(sender)
             try:
                 message, payload = frames.decode(rest)
             except WireError as error:
                 self.bad_messages += 1
                 self._report("bad_message", text=error.message)
                 if not isinstance(error, DamagedError):  # it would come again as it is
-                    self.shard.refuse(sender, error)
+                    shard.refuse(sender, error)
                 continue
-            self.shard.handle(sender, message, payload, time.monotonic())
+            shard.handle(sender, message, payload, time.monotonic())
         return False
 
+    def _shard_of(self, sender: bytes) -> Shard:
+        """The shard of the model that a connection is for."""
+        model = model_of(sender)
+        if model is None:
+            model = 0  # which does not know the sender, and says so
+        if model not in self._shards:
+            self._shards[model] = self.shard.beside()
+        return self._shards[model]
+
     def _tick(self) -> None:
-        self.shard.tick(time.monotonic())
-        for worker in self.shard.departed:
-            self._report("leave", worker=worker)
-        self.shard.departed.clear()
+        for model, shard in list(self._shards.items()):
+            shard.tick(time.monotonic())
+            for worker in shard.departed:
+                self._report("leave", worker=worker, model=model)
+            shard.departed.clear()
+            is_over = shard.members.have_all_come and not any(one.present for one in shard.members)
+            if model and is_over and not shard.outbox:  # the last goodbye is answered
+                shard.close()
+                del self._shards[model]
 
     def _start_work(self, pool: ThreadPoolExecutor) -> None:
-        while self._running < self.threads:
-            work = self.shard.next_work()
-            if work is None:
-                return
-            self._running += 1
-            try:
-                pool.submit(self._compute, work)
-            except RuntimeError:  # the interpreter is ending: no pool takes work any more
-                self._compute(work)
+        for shard in self._shards.values():
+            while self._running < self.threads:
+                work = shard.next_work()
+                if work is None:
+                    break
+                self._running += 1
+                try:
+                    pool.submit(self._compute, shard, work)
+                except RuntimeError:  # the interpreter is ending: no pool takes work any more
+                    self._compute(shard, work)
 
-    def _compute(self, work: Work) -> None:
+    def _compute(self, shard: Shard, work: Work) -> None:
         error: ShoestringError | None = None
         try:
             work.run()
@@ -155,19 +178,19 @@ class Service:
             error = ShoestringError(
                 f"shard {self.shard.index} failed: {caught!r}", hint="please report this with the event log"
             )
-        self._done.append(lambda: self._finish(work, error))
+        self._done.append(lambda: self._finish(shard, work, error))
         self._wake()
 
-    def _finish(self, work: Work, error: ShoestringError | None) -> None:
+    def _finish(self, shard: Shard, work: Work, error: ShoestringError | None) -> None:
         self._running -= 1
         if error is not None:
             self._report("warn", text=error.message)
-            self.shard.fail(work, error)
+            shard.fail(work, error)
             return
         is_saved = work.reply is not None and work.is_saved
-        self.shard.finish(work)
+        shard.finish(work)
         if is_saved and self.writer is not None:
-            parts = (values_of(rounds.holding) for rounds in self.shard.parts.values())
+            parts = (values_of(rounds.holding) for rounds in shard.parts.values())
             self.writer.capture(work.seq, values_of(work.rounds.holding), marks_of(work.rounds), parts)
 
     def _written(self, seq: int, record: bytes | None, why: str) -> None:
@@ -178,20 +201,20 @@ class Service:
         self._wake()
 
     def _send(self) -> None:
-        outbox = self.shard.outbox
-        while outbox:
-            identity, message, payload = outbox.popleft()
-            header, body = frames.encode(message, payload)
-            try:
-                self._socket.send_multipart([identity, header, body], zmq.NOBLOCK, copy=False)
-            except zmq.ZMQError as error:
-                if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                    raise
-                self.dropped += 1
+        for shard in self._shards.values():
+            outbox = shard.outbox
+            while outbox:
+                identity, message, payload = outbox.popleft()
+                header, body = frames.encode(message, payload)
+                try:
+                    self._socket.send_multipart([identity, header, body], zmq.NOBLOCK, copy=False)
+                except zmq.ZMQError as error:
+                    if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                        raise
+                    self.dropped += 1
 
     def _is_needed(self) -> bool:
-        return any(member.present for member in self.shard.members)
+        return any(member.present for shard in self._shards.values() for member in shard.members)
 
     def _all_left(self) -> bool:
-        members = list(self.shard.members)
-        return bool(members) and len(members) == self.shard.members.expected and not self._is_needed()
+        return self.shard.members.have_all_come and not self._is_needed()

@@ -21,6 +21,7 @@ from shoestring.model.parts import assign, layers_of
 from shoestring.model.table import Table, check_table, first_difference, parts_of, read_table
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger
+from shoestring.server.means import MeanHolding
 from shoestring.server.members import Member, Members
 from shoestring.server.rounds import PartRounds, Work
 from shoestring.wire import messages as say
@@ -63,6 +64,10 @@ class Shard:
         self._spares: list[Vector] = []  # memory for sums, used again
         self._records = Records(waits_for_workers=self.index == 0)
         self._failure: ShoestringError | None = None
+
+    def beside(self) -> "Shard":
+        """The shard of a further model of the same run."""
+        return Shard(self.index, self.shards, self.run, self.lease_s, self.is_sharing)
 
     def handle(self, sender: bytes, message: Message, payload: memoryview, now: float) -> None:
         """Do what a message asks; a `ShoestringError` becomes a refusal."""
@@ -138,6 +143,7 @@ class Shard:
                 hint="build the same model with the same settings on every worker",
             )
         before = self.members.get(hello.worker)
+        self._refuse_latecomer(hello, before)
         applied = max((rounds.ledger.incarnation(hello.worker) for rounds in parts.values()), default=0)
         member = self.members.greet(hello, applied, sender, now)
         if before is not None and before is not member and before.present:
@@ -151,6 +157,16 @@ class Shard:
             shared=self._share(member, hello.shared),
         )
         self._send(sender, welcome)
+
+    def _refuse_latecomer(self, hello: say.Hello, before: Member | None) -> None:
+        """Raise if the parameters are not here for a process to start from: the workers update them."""
+        is_mean = self.table is not None and self.table.rule.kind == "mean"
+        if is_mean and self._begun() and (before is None or before.life != hello.life):
+            raise JoinError(
+                f"worker {hello.worker} comes at round {self._begun()}, and only workers have the parameters",
+                hint="start all workers again from the script's own checkpoint; a run of "
+                "`wrap(model, optimizer)` takes workers in at any round",
+            )
 
     def _share(self, member: Member, name: str) -> str:
         """Open a worker's memory; return the name of this shard's, to be read by workers like it."""
@@ -191,7 +207,8 @@ class Shard:
                 )
             try:
                 groups = [table.tensors[piece.tensor].group for piece in part.pieces]
-                holding = Holding(part, table.rule, groups, layers)
+                kind = MeanHolding if table.rule.kind == "mean" else Holding
+                holding = kind(part, table.rule, groups, layers)
             except MemoryError:
                 raise JoinError(
                     f"the model does not fit into the memory of shard {self.index}",
@@ -235,13 +252,16 @@ class Shard:
 
     def _init(self, member: Member, index: int, payload: memoryview) -> None:
         holding = self._rounds_of(index).holding
-        if payload.nbytes != holding.params.nbytes:
+        is_left_out = holding.is_mean and not payload.nbytes  # the workers have seen to it themselves
+        if payload.nbytes != holding.params.nbytes and not is_left_out:
             raise WireError(
                 f"part {index} has {holding.params.nbytes} bytes, {payload.nbytes} came",
                 hint="check versions",
             )
         if index not in self.is_filled:
-            holding.params[:] = np.frombuffer(payload, np.float32)
+            if not is_left_out:
+                holding.params[:] = np.frombuffer(payload, np.float32)
+                holding.has_values = True
             self.is_filled.add(index)
             self._stirred.add(index)
         self._answer_pulls()
@@ -427,6 +447,8 @@ class Shard:
                 "squares": reply.squares,
                 "statistics": reply.statistics,
                 "decisions": reply.decisions,
+                "used": reply.used,
+                "news": reply.news if member.worker else b"",
             }
             if not reply.is_full:
                 delta = say.Delta(codec=reply.codec, last=place == len(replies), **common)
@@ -451,7 +473,9 @@ class Shard:
             if full is not None and member is not None:
                 del self._pulls[index, worker]
                 message = say.Full(part=index, version=full.version, seq=0, statistics=full.statistics)
-                self._send(member.identity, message, full.payload.data)
+                self._send(
+                    member.identity, message, full.payload.data if rounds.holding.has_values else _EMPTY
+                )
 
     def _scale(self, scale: say.Scale) -> None:
         if not 0.0 <= scale.scale <= 1.0:

@@ -22,10 +22,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 WHOLE_ROUND = -1  # `Push.bound` of a push that is summed with those of all workers
 WORKER_LIMIT = 1 << 16
+NEWS_LIMIT = 1 << 19  # bytes; they lie in a header
+TAKEN, OPEN, DISCARDED = range(3)  # a `Fate`: a step was taken with it; not yet; it was thrown away
 
 Count = Annotated[int, Meta(ge=0)]
 Round = Annotated[int, Meta(ge=1)]
@@ -140,6 +142,10 @@ class Push(Message, tag=7, kw_only=True):
     slot: int = -1  # of the sender's shared memory, where the values are there and not in the payload
     statistics: bytes = b""  # what that worker's layers of the part have seen since its last push
     decisions: Decisions | None = None
+    # Where workers update the parameters: what became of each piece's gradient of the round before, a
+    # `Fate` each; empty: steps were taken with all of them.
+    fates: Annotated[bytes, Meta(max_length=1 << 20)] = b""
+    news: Annotated[bytes, Meta(max_length=NEWS_LIMIT)] = b""  # what the first worker tells all others
 
 
 class Full(Message, tag=8, kw_only=True):
@@ -152,6 +158,8 @@ class Full(Message, tag=8, kw_only=True):
     slot: int = -1  # of the shard's shared memory
     statistics: bytes = b""  # what all workers' layers of the part have seen
     decisions: Decisions | None = None
+    used: bytes = b""  # where workers update: the pieces that had a gradient on any of them, empty: all
+    news: bytes = b""
 
 
 class Delta(Message, tag=9, kw_only=True):
@@ -165,6 +173,8 @@ class Delta(Message, tag=9, kw_only=True):
     squares: float = 0.0
     statistics: bytes = b""
     decisions: Decisions | None = None
+    used: bytes = b""
+    news: bytes = b""
 
 
 class Norm(Message, tag=10):

@@ -29,6 +29,7 @@ from shoestring.wire.messages import WHOLE_ROUND, Decisions
 from shoestring.worker.batchnorm.statistics import SharedStatistics
 from shoestring.worker.device import GpuCodecs, Ready, gpu_feedback, on, to_stderr
 from shoestring.worker.exchange import Exchange
+from shoestring.worker.module.buffers import SharedBuffers
 from shoestring.worker.protocol.worker import Answer
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ class Target(Protocol):
     """Where answers go. What `on_host` and `on_device` give may be changed; it counts when they end."""
 
     def device_of(self, part: Part) -> torch.device | None: ...
+
+    def expect(self, part: Part, used: bytes) -> None:
+        """Take note of the pieces that had a gradient, where the answer that follows is a mean."""
 
     def write(self, part: Part, values: Vector) -> None: ...
 
@@ -94,6 +98,18 @@ class Terms:
     decisions: Decisions | None = None  # with the push of the first part
 
 
+@dataclass(frozen=True)
+class Coded:
+    """What a push says of its part's values."""
+
+    codec: str
+    payload: Payload
+    used: Used
+    slot: int = -1  # of shared memory, where the values are there and not in the payload
+    is_skipped: bool = False
+    fates: bytes = b""  # where workers update: what became of the gradients of the round before
+
+
 class PartCoder:
     """Encodes, sends, receives and decodes the parts of one replica."""
 
@@ -103,10 +119,12 @@ class PartCoder:
         parts: Sequence[Part],
         statistics: SharedStatistics,
         notice: Callable[[str], None] = to_stderr,
+        buffers: SharedBuffers | None = None,
     ) -> None:
         self.exchange = exchange
         self.parts = tuple(parts)
         self.statistics = statistics
+        self._buffers = buffers
         self._gpu = GpuCodecs([part.layout for part in parts], notice)
         self._feedback: list[Feedback | GpuFeedback | None] = [None] * len(parts)
         self._weights = [1.0] * len(parts)  # of the last push of each
@@ -121,11 +139,14 @@ class PartCoder:
         statistics = b""
         if self.statistics.is_on:
             statistics = self.statistics.take(part.index, terms.seq, terms.weight)
+        news = b""
+        if self._buffers is not None and part.index in self._buffers.of_part:
+            news = self._buffers.take(part.index)
         gpu, device = None, source.device
         if device is not None:
             # Here and not there: kernels may have to be compiled, and that thread must answer in time.
             gpu = self._gpu.find(terms.setting.codec, device)
-        self.exchange.submit(part.index, lambda: self._encode(part, terms, source, gpu, statistics))
+        self.exchange.submit(part.index, lambda: self._encode(part, terms, source, gpu, statistics, news))
 
     def collect(self, seq: int, target: Target, *, is_whole: bool = True) -> Decisions | None:
         """Wait for a round, and bring the target up to date with it; return what was decided."""
@@ -137,6 +158,9 @@ class PartCoder:
             decisions = message.decisions or decisions
             if message.statistics:
                 self.statistics.hear(part.index, message.version, seq, message.statistics, is_whole=is_whole)
+            if message.news and self._buffers is not None:
+                self._buffers.hear(part.index, message.news)
+            target.expect(part, message.used)
             if isinstance(message, say.Full):
                 target.write(part, np.frombuffer(answer.payload, np.float32))
             elif message.codec:
@@ -185,45 +209,56 @@ class PartCoder:
             gpu.decode(payload, part.layout, own, 1.0)
 
     def _encode(
-        self, part: Part, terms: Terms, source: Source, gpu: "GpuDct | None", statistics: bytes
+        self,
+        part: Part,
+        terms: Terms,
+        source: Source,
+        gpu: "GpuDct | None",
+        statistics: bytes,
+        news: bytes,
     ) -> tuple[say.Push, memoryview]:
-        codec = terms.setting.codec
-        slot, is_finite = -1, True
         with nullcontext() if source.ready is None else source.ready.beside():
             self._weigh(part, terms.weight)
-            if gpu is not None and source.device is not None:
-                there = self._feedback_there(part, source.device)
-                gathered, used = source.gather(there.waiting)
-                encode = partial(there.encode_total, gpu, gathered)
-            else:
-                slot, memory = self._memory(part, codec)
-                here = self._feedback_here(part)
-                with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what becomes of it
-                    values, used = source.read(memory, None if here is None else here.waiting)
-                encode = partial(self._encode_values, part, codec, values)
-            try:
-                payload = encode()
-            except NonFiniteError as error:
-                slot, is_finite = -1, False
-                payload = np.empty(0, np.uint8)
-                self._skipped.append((terms.seq, f"part {part.index}: {error.message}"))
+            coded = self._code(part, terms, source, gpu)
         push = say.Push(
             part=part.index,
             seq=terms.seq,
             weight=terms.weight,
-            codec=terms.setting.push,
+            codec=coded.codec,
             reply=terms.setting.reply,
             reply_cost=terms.setting.reply_cost,
             hyper=terms.hyper,
-            used=b"" if used.all() else pack_used(used),
+            used=b"" if coded.used.all() else pack_used(coded.used),
             bound=terms.bound,
-            skip=not is_finite,
+            skip=coded.is_skipped,
             save=terms.save,
-            slot=slot,
+            slot=coded.slot,
             statistics=statistics,
             decisions=terms.decisions if part.index == 0 else None,
+            fates=coded.fates,
+            news=news,
         )
-        return push, memoryview(b"") if slot >= 0 else payload.data
+        return push, memoryview(b"") if coded.slot >= 0 else coded.payload.data
+
+    def _code(self, part: Part, terms: Terms, source: Source, gpu: "GpuDct | None") -> "Coded":
+        codec, slot, is_skipped = terms.setting.codec, -1, False
+        if gpu is not None and source.device is not None:
+            there = self._feedback_there(part, source.device)
+            gathered, used = source.gather(there.waiting)
+            encode = partial(there.encode_total, gpu, gathered)
+        else:
+            slot, memory = self._memory(part, codec)
+            here = self._feedback_here(part)
+            with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what becomes of it
+                values, used = source.read(memory, None if here is None else here.waiting)
+            encode = partial(self._encode_values, part, codec, values)
+        try:
+            payload = encode()
+        except NonFiniteError as error:
+            slot, is_skipped = -1, True
+            payload = np.empty(0, np.uint8)
+            self._skipped.append((terms.seq, f"part {part.index}: {error.message}"))
+        return Coded(terms.setting.push, payload, used, slot, is_skipped)
 
     def _weigh(self, part: Part, weight: float) -> None:
         """Scale the feedback of a part, so that it counts in this push as it would have in its own."""

@@ -27,25 +27,30 @@ from shoestring.worker.device import common_device
 class Replica:
     """One worker's copy of the parameters that a run trains."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        groups = {
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        groups: dict[Tensor, int] = {
             parameter: index
-            for index, group in enumerate(optimizer.param_groups)
+            for index, group in enumerate([] if optimizer is None else optimizer.param_groups)
             for parameter in group["params"]
         }
+        if optimizer is None:  # the script updates the parameters
+            groups = dict.fromkeys(model.parameters(), 0)
         named = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.parameters = [parameter for parameter in named if parameter in groups]
         self.tensors = tuple(
             table.Tensor(named[parameter], tuple(parameter.shape), groups[parameter])
             for parameter in self.parameters
         )
-        _check(self.parameters, named, groups)
+        _check(self.parameters, named, groups, is_updated=optimizer is not None)
         self.parts = cut([tensor.shape for tensor in self.tensors])
         self.parts_of_parameter: list[list[int]] = [[] for _ in self.parameters]
         for part in self.parts:
             for piece in part.pieces:
                 self.parts_of_parameter[piece.tensor].append(part.index)
-        self._settle()
+        self._home: Vector | None = None
+        self._addresses: list[int] = []
+        if optimizer is not None:
+            self._settle()
 
     @property
     def total(self) -> int:
@@ -123,6 +128,9 @@ class Replica:
         flat = torch.cat(pieces)
         return (flat if feedback is None else flat.add_(feedback)), used
 
+    def expect(self, part: Part, used: bytes) -> None:
+        """Nothing to do: shards have left unused parameters as they were."""
+
     def write(self, part: Part, values: Vector | Tensor) -> None:
         """Set the parameters of a part."""
         home = self.home(part)
@@ -160,8 +168,6 @@ class Replica:
 
         Then a part is one run, and answers are decoded straight onto it.
         """
-        self._home: Vector | None = None
-        self._addresses: list[int] = []
         self._starts = [0, *itertools.accumulate(part.size for part in self.parts)]
         if not all(p.device.type == "cpu" and p.is_contiguous() for p in self.parameters):
             return
@@ -210,7 +216,13 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1)
 
 
-def _check(parameters: list[nn.Parameter], named: dict[nn.Parameter, str], groups: dict[Tensor, int]) -> None:
+def _check(
+    parameters: list[nn.Parameter],
+    named: dict[nn.Parameter, str],
+    groups: dict[Tensor, int],
+    *,
+    is_updated: bool,
+) -> None:
     for parameter in groups:
         if parameter.requires_grad and parameter not in named:
             raise UsageError(
@@ -224,6 +236,8 @@ def _check(parameters: list[nn.Parameter], named: dict[nn.Parameter, str], group
                 hint="make the optimizer with `model.parameters()`, or freeze it: `requires_grad_(False)`",
             )
     for parameter in parameters:
+        if not is_updated and parameter.is_floating_point():
+            continue
         if parameter.dtype != torch.float32:
             raise UsageError(
                 f"parameter `{named[parameter]}` is {parameter.dtype}, expected torch.float32",

@@ -5,7 +5,7 @@ import time
 from shoestring.worker.coder import PartCoder
 from shoestring.worker.exchange import Exchange
 from shoestring.worker.rounds.pilot import Pilot
-from shoestring.worker.session import Session
+from shoestring.worker.session import Session, current
 
 _EVERY_S = 0.5
 
@@ -20,15 +20,30 @@ class Reporter:
         self._exchange = exchange
         self._coder = coder
         self._pilot = pilot
-        self._samples = 0
+        self._samples = self._reported = 0
         self._steps = 0
         self._written_at = time.monotonic()
         self._before = (0, 0, 0, 0)
         here.log.write("join", worker=here.run.worker, workers=here.run.workers)
 
+    def report(
+        self, *, loss: float | None = None, samples: int | None = None, total: int | None = None
+    ) -> None:
+        """Take this step's loss and samples from the script, and how many steps there will be."""
+        if loss is not None:
+            self.loss = float(loss)
+        if total is not None:
+            self.total = total
+        self._reported += samples or 0
+
+    def round_done(self, seq: int) -> None:
+        """Count a round as a step."""
+        self.step_done(seq, 0)
+
     def step_done(self, steps: int, samples: int) -> None:
         """Count a step; write an event if it is time for one."""
-        self._samples += samples
+        self._samples += samples + self._reported
+        self._reported = 0
         self._steps = steps
         for seq, what in self._coder.take_skipped():
             self._here.notice(f"step skipped at round {seq}: {what}")
@@ -61,3 +76,10 @@ class Reporter:
             codec=self._pilot.codec,
         )
         self._before, self._samples, self._written_at = counts, 0, now
+
+
+def report(*, loss: float | None = None, samples: int | None = None, total: int | None = None) -> None:
+    """Tell the run's progress display this step's loss and samples, and how many steps there will be."""
+    reporter = current().reporter
+    if reporter is not None:
+        reporter.report(loss=loss, samples=samples, total=total)

@@ -25,6 +25,7 @@ from shoestring.server.saving import restorer
 from shoestring.server.serve import QUEUED, Service, listen
 from shoestring.server.shard import Shard
 from shoestring.wire import frames
+from shoestring.wire.identity import TRAINED_LIMIT, identity_of
 from shoestring.wire.keys import keys_from_folder
 from shoestring.wire.link import connect
 from shoestring.worker.rounds.sharing import Sharing
@@ -47,12 +48,32 @@ class Session:
     log: EventLog
     closers: list[Callable[[], None]] = field(default_factory=list)
     forwards: int = 0  # training passes through the model so far
+    models: int = 0  # how many were wrapped
+    reporter: Any = None
     position_source: "Whereabouts | None" = None
     stateful: list[Any] = field(default_factory=list)  # what `keep` was given
     resumed: WorkerState = field(default_factory=WorkerState)  # what a resume found
 
     def __post_init__(self) -> None:
         self.sharing = Sharing(self.run.worker, self.run.workers, lambda: self.forwards)
+        self._own_shard = ""
+
+    def next_model(self) -> int:
+        """The number of one more model that is wrapped: from 0, in the same order on every worker."""
+        if self.models >= TRAINED_LIMIT:
+            raise UsageError(
+                f"{self.models} models were wrapped in this run already",
+                hint="wrap each model once, before the loop that trains it",
+            )
+        self.models += 1
+        return self.models - 1
+
+    def report_to(self, make: Callable[..., Any], *about: Any) -> Any:
+        """The reporter of this process: made for its first model, which it reports on."""
+        if self.reporter is None:
+            self.reporter = make(self, *about)
+            self.closers.append(self.reporter.close)
+        return self.reporter
 
     def position(self) -> tuple[int, int]:
         """The epoch and the batch in it that training has come to."""
@@ -65,14 +86,17 @@ class Session:
         """Note why a codec was chosen."""
         self.log.write("codec", worker=self.run.worker, spec=codec, why=why)
 
-    def connect(self) -> Sockets:
-        """Open a socket to every shard; for a run of its own, start its shard first."""
+    def connect(self, model: int = 0) -> Sockets:
+        """Open a socket to every shard for a model; for a run of its own, start its shard first."""
         context: zmq.SyncContext = zmq.Context.instance()
-        addresses = self.run.shards or (self._start_shard(context),)
+        addresses = self.run.shards
+        if not addresses:
+            self._own_shard = self._own_shard or self._start_shard(context)
+            addresses = (self._own_shard,)
+        identity = identity_of(self.run.worker, self.life, model)
         keys = None
         if self.run.keys is not None and not self.run.is_alone:
             keys = keys_from_folder(self.run.keys, "worker", f"worker-{self.run.worker}")
-        identity = f"{self.run.worker}.{self.life}".encode()
         limit = frames.PAYLOAD_LIMIT
         return [
             (

@@ -1,10 +1,10 @@
-"""`wrap`: join the run with a model and its optimizer."""
+"""`wrap`: join the run with a model, and with its optimizer if the shards are to update the parameters."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import nn
@@ -12,30 +12,31 @@ from torch import nn
 from shoestring.checkpoint.saver import Saver
 from shoestring.checkpoint.schedule import schedule_for
 from shoestring.checkpoint.snapshot import Snapshot
-from shoestring.codec.registry import make
+from shoestring.codec.registry import LOSSLESS, make
 from shoestring.codec.warmup import warm_up_dct
-from shoestring.errors import UsageError
+from shoestring.errors import RuleError, UsageError
 from shoestring.model.layers import Layer
-from shoestring.model.parts import assign
 from shoestring.model.rules import Rule
 from shoestring.model.table import Table
 from shoestring.wire import messages as say
-from shoestring.worker import session
+from shoestring.worker.alike import align, untaken
 from shoestring.worker.batchnorm.layers import SharedBatchNorm, shared_layers
 from shoestring.worker.batchnorm.statistics import SharedStatistics, warm_up_statistics
 from shoestring.worker.capture import ScriptCapture, make_saver
 from shoestring.worker.coder import PartCoder
-from shoestring.worker.exchange import Exchange
-from shoestring.worker.memory import SharedMemory
+from shoestring.worker.entry import Entry, enter
+from shoestring.worker.module import shell
+from shoestring.worker.module.buffers import SharedBuffers
 from shoestring.worker.optimizer import SharedOptimizer
 from shoestring.worker.optimizers import hyper_of, rule_of
-from shoestring.worker.protocol.joining import Identity
-from shoestring.worker.protocol.worker import Answer, Worker
+from shoestring.worker.protocol.worker import Answer
 from shoestring.worker.replica import Replica
 from shoestring.worker.reporter import Reporter
 from shoestring.worker.rounds.auto import AUTO, Auto
 from shoestring.worker.rounds.differences import DifferenceRounds
 from shoestring.worker.rounds.gradients import GradientRounds
+from shoestring.worker.rounds.meancoder import MeanCoder
+from shoestring.worker.rounds.means import LoneRounds, MeanRounds
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.policy import (
     Async,
@@ -47,71 +48,50 @@ from shoestring.worker.rounds.policy import (
     text_of,
 )
 from shoestring.worker.session import Session
+from shoestring.worker.trial import Trial
 
-Model = TypeVar("Model", bound=nn.Module)
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
-
-def wrap(
-    model: Model,
-    optimizer: torch.optim.Optimizer,
-    *,
-    codec: str | None = None,
-    policy: str | Policy | None = None,
-    clip_norm: float = 0.0,
-    overlap: bool = True,
-    batch: Literal["even", "auto"] = "even",
-) -> tuple[Model, SharedOptimizer]:
-    """Train this model together with the other workers of the run.
-
-    Returns the same model, with a `no_sync()` context for gradient accumulation, and an
-    optimizer to use in place of the one given. All workers start from the first
-    worker's parameters. `codec` and `policy` take the place of the run's settings.
-    `clip_norm` clips the mean gradient by its norm over all parameters. `overlap=False`
-    sends gradients at `step()` instead of during backward, for code that changes them
-    in between. `batch="auto"` moves samples from slow workers to fast ones, where batches come
-    from `shoestring.batches(data, global_batch=...)`.
-    """
-    return join(
-        session.current(),
-        model,
-        optimizer,
-        codec=codec,
-        policy=policy,
-        clip_norm=clip_norm,
-        overlap=overlap,
-        batch=batch,
-    )
+_MEAN = Rule("mean")
 
 
 def join(
     here: Session,
-    model: Model,
-    optimizer: torch.optim.Optimizer,
+    model: Any,
+    optimizer: Optimizers | None = None,
     *,
-    codec: str | None,
-    policy: str | Policy | None,
+    codec: str | None = None,
+    policy: str | Policy | None = None,
     clip_norm: float = 0.0,
-    overlap: bool = True,
     batch: str = "even",
-) -> tuple[Model, SharedOptimizer]:
+    broadcast_buffers: bool = True,
+) -> Any:
     """Do what `wrap` says, for a session that is given."""
     policy = make_policy(policy or here.run.policy or EveryStep())
     codec = codec or here.run.codec or AUTO
     _check(optimizer, codec, policy, clip_norm, batch)
-    built = _build(here, model, optimizer, codec, policy, clip_norm)
-    entry = _enter(here, built)
-    saver = _resume(here, model, optimizer, built, entry)
-    driver, pilot = _drive(
-        here, optimizer, built, entry, codec=codec, policy=policy, overlap=overlap, is_auto=batch == "auto"
-    )
-    reporter = Reporter(here, entry.exchange, entry.coder, pilot)
-    if saver is not None:
-        here.closers.append(saver.close)
-    here.closers.append(reporter.close)
-    _watch_passes(here, model, driver)
-    # Past `nn.Module`'s own, which is for parameters and submodules.
-    object.__setattr__(model, "no_sync", driver.no_sync)
-    return model, SharedOptimizer(optimizer, driver, saver, reporter)
+    asked = _Asked(codec, policy, clip_norm, is_auto_batch=batch == "auto", follows_buffers=broadcast_buffers)
+    inner = shell.bare(model)
+    outer = inner if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel) else model
+    why = _why_on_workers(inner, optimizer, policy)
+    if not isinstance(optimizer, torch.optim.Optimizer) or why:
+        _check_means(policy, clip_norm, f": {why}" if why else " (`wrap(model)`)")
+        if why:
+            here.notice(f"the optimizer runs on the workers, on the mean gradient: {why}")
+        _join_means(here, inner, asked)
+        return outer if optimizer is None else (outer, optimizer)
+    return outer, _join_shards(here, inner, optimizer, asked)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """How a model is to be trained."""
+
+    codec: str
+    policy: Policy
+    clip_norm: float
+    is_auto_batch: bool
+    follows_buffers: bool
 
 
 @dataclass(frozen=True)
@@ -121,163 +101,210 @@ class _Built:
     replica: Replica
     table: Table
     statistics: SharedStatistics
-    clip_norm: float
-    is_local: bool  # the optimizer works on the worker
-    is_whole: bool  # every push is part of a round of all workers
+    buffers: SharedBuffers | None
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """This worker's place among the shards."""
+def _join_shards(
+    here: Session, model: nn.Module, optimizer: torch.optim.Optimizer, asked: _Asked
+) -> SharedOptimizer:
+    """Join with the update on the shards, or after local steps."""
+    built = _build(here, model, optimizer, _rule(optimizer, asked.policy), asked)
+    entry, parts = _enter(here, model, built)
+    coder = PartCoder(
+        entry.exchange, built.replica.parts, built.statistics, notice=here.notice, buffers=built.buffers
+    )
+    saver = _resume(here, model, optimizer, built, entry, parts, coder, asked.policy)
+    pilot = _pilot(here, built, entry, asked)
+    driver = _drive(here, optimizer, built, entry, coder, pilot, asked.policy)
+    reporter = here.report_to(Reporter, entry.exchange, coder, pilot)
+    if saver is not None:
+        here.closers.append(saver.close)
+    _put_on(here, model, driver)
+    return SharedOptimizer(optimizer, driver, saver, reporter)
 
-    exchange: Exchange
-    coder: PartCoder
-    homes: tuple[int, ...]  # the shard of each part
-    shards: int
-    first_round: int
-    parts: list[say.Full]  # as they came from the shards
+
+def _join_means(here: Session, model: nn.Module, asked: _Asked) -> None:
+    """Join for the mean gradient alone."""
+    if here.run.checkpoint is not None:
+        raise UsageError(
+            f"checkpoints in `{here.run.checkpoint}`, but the script keeps its optimizer to itself",
+            hint="save with `torch.save` as you would with DDP, without `--checkpoint`; or let the shards "
+            "update: `model, optimizer = shoestring.wrap(model, optimizer)`",
+        )
+    if here.run.is_alone:  # what one worker has is the mean
+        _put_on(here, model, LoneRounds())
+        return
+    built = _build(here, model, None, _MEAN, asked)
+    entry, _ = _enter(here, model, built)
+    coder = MeanCoder(
+        entry.exchange, built.replica.parts, built.statistics, notice=here.notice, buffers=built.buffers
+    )
+    pilot = _pilot(here, built, entry, asked)
+    driver = MeanRounds(
+        built.replica,
+        coder,
+        pilot,
+        is_whole=asked.codec != AUTO and make(asked.codec).name == LOSSLESS,
+        first_round=entry.first_round,
+        sharing=here.sharing,
+    )
+    here.closers.append(driver.close)
+    reporter, trial = here.report_to(Reporter, entry.exchange, coder, pilot), Trial()
+    driver.on_round.append(reporter.round_done)
+    driver.on_round.append(trial.step_begins)
+    _put_on(here, model, driver)
 
 
 def _build(
-    here: Session,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    codec: str,
-    policy: Policy,
-    clip_norm: float,
+    here: Session, model: nn.Module, optimizer: torch.optim.Optimizer | None, rule: Rule, asked: _Asked
 ) -> _Built:
     """Describe the model as workers and shards know it, and have kernels ready."""
     replica = Replica(model, optimizer)
     named = list(shared_layers(model))
     layers = _layers(named, model, replica)
-    table = Table(
-        replica.tensors,
-        _rule(optimizer, policy),
-        len(optimizer.param_groups),
-        clip_norm,
-        layers,
-        policy=text_of(policy),
-    )
-    is_local = isinstance(policy, LocalSteps)
+    groups = 1 if optimizer is None else len(optimizer.param_groups)
+    table = Table(replica.tensors, rule, groups, asked.clip_norm, layers, policy=text_of(asked.policy))
     statistics = SharedStatistics(
-        layers, [module for _, module in named], replica.parts, workers=here.run.workers, is_local=is_local
+        layers,
+        [module for _, module in named],
+        replica.parts,
+        workers=here.run.workers,
+        is_local=isinstance(asked.policy, LocalSteps),
     )
-    if codec.startswith("dct") or (codec == AUTO and not here.run.is_alone):
+    if asked.codec.startswith("dct") or (asked.codec == AUTO and not here.run.is_alone):
         warm_up_dct()  # before the exchange's thread must answer in time
     if layers and not here.run.is_alone:
         warm_up_statistics(module for _, module in named)
-    is_whole = not isinstance(policy, Bounded | Async)
-    return _Built(replica, table, statistics, clip_norm, is_local, is_whole)
+    buffers = None
+    if here.run.workers > 1 and asked.follows_buffers:
+        buffers = SharedBuffers(model, replica, is_first=here.run.worker == 0)
+    return _Built(replica, table, statistics, buffers)
 
 
-def _enter(here: Session, built: _Built) -> _Entry:
-    """Join all shards; afterwards the replica holds what they hold."""
-    run, replica = here.run, built.replica
-    sockets = here.connect()
-    addresses = [address for address, _ in sockets]
-    homes = assign(replica.parts, len(sockets))
-    sizes = [part.size for part in replica.parts]
-    memory = SharedMemory(addresses, homes, sizes)
+def _enter(here: Session, model: nn.Module, built: _Built) -> tuple[Entry, list[say.Full]]:
+    """Join all shards; afterwards every worker's model is the first one's, or what the shards hold.
 
-    def protocol(now: float) -> Worker:
-        return Worker(
-            Identity(run.name, run.worker, run.workers, here.life, run.incarnation),
-            memoryview(msgspec.msgpack.encode(built.table)),
-            homes,
-            sizes,
-            addresses,
-            initial=lambda part: replica.read(replica.parts[part]).view(np.uint8).data,
-            memory=memory,
-            clip_norm=built.clip_norm,
-            timeout_s=run.timeout_s,
-            join_timeout_s=run.join_timeout_s,
-            ask_after_s=run.ask_after_s,
-            now=now,
-        )
-
-    exchange = Exchange(sockets, sizes, protocol, memory, notice=here.notice)
-    here.closers.append(exchange.close)
+    Returns the parts as they came, too.
+    """
+    replica, is_mean = built.replica, built.table.rule == _MEAN
     came: list[say.Full] = []
 
+    def initial(part: int) -> memoryview:
+        return memoryview(b"") if is_mean else replica.read(replica.parts[part]).view(np.uint8).data
+
     def take(answer: Answer) -> None:
-        replica.write(replica.parts[answer.part], np.frombuffer(answer.payload, np.float32).copy())
+        if not is_mean:
+            replica.write(replica.parts[answer.part], np.frombuffer(answer.payload, np.float32).copy())
         if isinstance(answer.message, say.Full):
             came.append(answer.message)
 
-    first_round = exchange.enter(take)
-    coder = PartCoder(exchange, replica.parts, built.statistics, notice=here.notice)
-    return _Entry(exchange, coder, homes, len(sockets), first_round, came)
+    entry = enter(here, here.next_model(), built.table, replica.parts, initial=initial, take=take)
+    if entry.first_round == 1:  # later, a checkpoint or the rounds bring it
+        align(here, entry.model, untaken(model, () if is_mean else replica.parameters))
+    return entry, came
 
 
 def _resume(
-    here: Session, model: nn.Module, optimizer: torch.optim.Optimizer, built: _Built, entry: _Entry
+    here: Session,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    built: _Built,
+    entry: Entry,
+    parts: list[say.Full],
+    coder: PartCoder,
+    policy: Policy,
 ) -> Saver | None:
     """Go on from the run's checkpoint, if it has one, and from the statistics that the shards hold."""
-    capture = ScriptCapture(here, model, optimizer, entry.coder, built.table, is_local=built.is_local)
+    is_local = isinstance(policy, LocalSteps)
+    capture = ScriptCapture(here, model, optimizer, coder, built.table, is_local=is_local)
     if here.run.resume is not None:
         capture.restore(Snapshot(here.run.resume))
-    for full in entry.parts:
-        built.statistics.hear(full.part, full.version, 0, full.statistics, is_whole=built.is_whole)
+    is_whole = not isinstance(policy, Bounded | Async)
+    for full in parts:
+        built.statistics.hear(full.part, full.version, 0, full.statistics, is_whole=is_whole)
     return make_saver(here, capture, entry.exchange, shards=len(set(entry.homes)))
+
+
+def _pilot(here: Session, built: _Built, entry: Entry, asked: _Asked) -> Pilot:
+    """Make what chooses codec, delay and shares of each round."""
+    here.sharing.is_auto = asked.is_auto_batch
+    delay = asked.policy.delay if isinstance(asked.policy, EveryStep) else 0
+    auto = None
+    if asked.codec == AUTO:
+        auto = Auto(
+            entry.exchange,
+            entry.loads(built.replica.parts),
+            len(entry.homes),
+            free_delay=delay is None and built.table.rule != _MEAN,
+            explain=here.explain,
+        )
+        auto.start(time.monotonic())
+    return Pilot(
+        asked.codec if auto is None else auto,
+        is_first=here.run.worker == 0,
+        warmup=asked.policy.warmup,
+        delay=delay or 0,
+        schedule=schedule_for(here.run.checkpoint, here.run.every),
+        sharing=here.sharing,
+    )
 
 
 def _drive(
     here: Session,
     optimizer: torch.optim.Optimizer,
     built: _Built,
-    entry: _Entry,
-    *,
-    codec: str,
+    entry: Entry,
+    coder: PartCoder,
+    pilot: Pilot,
     policy: Policy,
-    overlap: bool,
-    is_auto: bool,
-) -> tuple[GradientRounds | DifferenceRounds, Pilot]:
+) -> GradientRounds | DifferenceRounds:
     """Make what turns the script's steps into rounds, as the policy says."""
-    here.sharing.is_auto = is_auto
-    delay = policy.delay if isinstance(policy, EveryStep) else 0
-    auto = None
-    if codec == AUTO:
-        auto = Auto(
-            entry.exchange,
-            _loads(entry, built.replica),
-            len(entry.homes),
-            free_delay=delay is None,
-            explain=here.explain,
-        )
-        auto.start(time.monotonic())
-    pilot = Pilot(
-        codec if auto is None else auto,
-        is_first=here.run.worker == 0,
-        warmup=policy.warmup,
-        delay=delay or 0,
-        schedule=schedule_for(here.run.checkpoint, here.run.every),
-        sharing=here.sharing,
-    )
     if isinstance(policy, LocalSteps):
         return DifferenceRounds(
             built.replica,
-            entry.coder,
+            coder,
             policy,
             pilot,
             inner=optimizer,
             first_round=entry.first_round,
             sharing=here.sharing,
-        ), pilot
+        )
     return GradientRounds(
         built.replica,
-        entry.coder,
+        coder,
         policy,
         pilot,
         hyper=lambda: hyper_of(built.table.rule, optimizer.param_groups),
         first_round=entry.first_round,
-        overlap=overlap,
         sharing=here.sharing,
-    ), pilot
+    )
 
 
-def _check(
-    optimizer: torch.optim.Optimizer, codec: str, policy: Policy, clip_norm: float, batch: str
-) -> None:
+def _put_on(here: Session, model: nn.Module, driver: shell.Driver) -> None:
+    """Make the model a wrapped one. Training passes are counted: a resumed run finds its data by them."""
+
+    def begins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        here.forwards += 1
+
+    shell.put_on(model, driver, begins)
+
+
+def _why_on_workers(model: nn.Module, optimizer: Optimizers | None, policy: Policy) -> str:
+    """Why the shards cannot do what the optimizer does; empty if they can, or are not asked to."""
+    if optimizer is None or isinstance(policy, LocalSteps):
+        return ""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return "there are several"
+    try:
+        rule_of(optimizer)
+    except RuleError as error:
+        return error.message
+    if any(parameter.dtype == torch.float64 for parameter in model.parameters()):
+        return "parameters are float64, and shards compute in float32"
+    return ""
+
+
+def _check(optimizer: Optimizers | None, codec: str, policy: Policy, clip_norm: float, batch: str) -> None:
     if batch not in ("even", "auto"):
         raise UsageError(f'batch="{batch}"', hint='give "auto", or "even" for what the sampler says')
     if isinstance(optimizer, SharedOptimizer):
@@ -289,6 +316,22 @@ def _check(
         )
     if codec != AUTO:
         make(codec)
+
+
+def _check_means(policy: Policy, clip_norm: float, why: str) -> None:
+    """Refuse what does not go with an optimizer that runs on the workers."""
+    if clip_norm:
+        raise UsageError(
+            f"clip_norm={clip_norm:g} where the optimizer runs on the workers" + why,
+            hint="`model = shoestring.wrap(model)`, and clip after `backward` as usual: "
+            "`torch.nn.utils.clip_grad_norm_(model.parameters(), norm)`",
+        )
+    if not isinstance(policy, EveryStep) or policy.delay:
+        raise UsageError(
+            f"policy `{text_of(policy)}` where gradients are exchanged in every backward pass" + why,
+            hint="leave the policy out; or take `local:8`, say, with `wrap(model, optimizer)`, whose local "
+            "steps go with any optimizer",
+        )
 
 
 def _rule(optimizer: torch.optim.Optimizer, policy: Policy) -> Rule:
@@ -315,23 +358,3 @@ def _layers(
             place = places.get(module.weight, last) if module.affine else last
             layers.append(Layer(modules[module], module.num_features, place, 1 - 1 / module.horizon))
     return tuple(layers)
-
-
-def _loads(entry: _Entry, replica: Replica) -> list[int]:
-    """How many values each shard holds."""
-    loads = [0] * entry.shards
-    for home, part in zip(entry.homes, replica.parts, strict=True):
-        loads[home] += part.size
-    return loads
-
-
-def _watch_passes(here: Session, model: nn.Module, driver: GradientRounds | DifferenceRounds) -> None:
-    """Count training passes, by which a resumed run finds its place in the data; let local steps go on."""
-
-    def begin(module: nn.Module, _: object) -> None:
-        if module.training and torch.is_grad_enabled():
-            here.forwards += 1
-            if isinstance(driver, DifferenceRounds):
-                driver.go_on()
-
-    model.register_forward_pre_hook(begin)

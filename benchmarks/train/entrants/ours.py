@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from benchmarks.train.entrant import Place
-from shoestring.launch.start import init
+from shoestring.launch.start import init, wrap
 from shoestring.worker import session
 from shoestring.worker.optimizer import SharedOptimizer
-from shoestring.worker.wrap import wrap
 
 KEYS = "keys"  # the folder of keys, inside the place's own
 

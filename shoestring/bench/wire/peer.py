@@ -94,7 +94,6 @@ class Worker:
             codec=told["codec"],
             policy=EveryStep(delay=0),
             clip_norm=0.0,
-            overlap=False,
         )
         self._runs[told["codec"]] = (here, optimizer)
         return {}

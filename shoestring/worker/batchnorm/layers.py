@@ -88,7 +88,7 @@ def share_batchnorm(model: Model, *, horizon: float = HORIZON) -> Model:
         raise UsageError(
             f"a horizon of {horizon} steps", hint=f"give 1 (the last step alone) to {_LONGEST:g}"
         )
-    if "no_sync" in vars(model):
+    if hasattr(type(model), "_shoestring_plain"):
         raise UsageError("this model is wrapped already", hint="call `share_batchnorm` before `wrap`")
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     for layer in layers:  # before any is changed

@@ -40,6 +40,9 @@ class Anchors:
     def device_of(self, part: Part) -> torch.device | None:
         return common_device([self.values[part.index]])
 
+    def expect(self, part: Part, used: bytes) -> None:
+        """Nothing to do: every parameter moves."""
+
     def write(self, part: Part, values: Vector) -> None:
         own = self.values[part.index]
         if own.device.type == "cpu":  # past torch, which warns of memory that it may not write to
@@ -122,6 +125,10 @@ class DifferenceRounds:
     def no_sync(self) -> Iterator[None]:
         """Nothing to do: gradients are never sent."""
         yield
+
+    def forward_begins(self) -> None:
+        """Before the first training pass after a round, go on from what this worker has learned."""
+        self.go_on()
 
     def go_on(self) -> None:
         """Before the first forward pass after a round: add what this worker has not sent yet."""

@@ -60,7 +60,6 @@ class GradientRounds:
         *,
         hyper: Callable[[], list[list[float]]],
         first_round: int,
-        overlap: bool,
         sharing: Sharing,
     ) -> None:
         self.replica = replica
@@ -70,7 +69,6 @@ class GradientRounds:
         self.steps = sharing.step = first_round - 1
         self._sharing = sharing
         self._hyper = hyper
-        self._overlap = overlap
         self._is_synced = True
         self._answered = first_round - 1  # the last round whose answers were applied
         self._terms: Terms | None = None
@@ -90,6 +88,9 @@ class GradientRounds:
             yield
         finally:
             self._is_synced = before
+
+    def forward_begins(self) -> None:
+        """Nothing to do: gradients say what is sent."""
 
     @property
     def rounds(self) -> int:
@@ -123,7 +124,7 @@ class GradientRounds:
         parts = self.replica.parts_of_parameter[index]
 
         def is_ready(parameter: torch.Tensor) -> None:
-            if not self._is_synced or not self._overlap:
+            if not self._is_synced:
                 return
             terms = self._open()
             if any(part in self._pushed for part in parts):

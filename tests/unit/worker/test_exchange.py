@@ -5,6 +5,7 @@ import torch
 
 from shoestring.errors import ShoestringError
 from shoestring.wire import messages as say
+from shoestring.wire.identity import identity_of
 from shoestring.worker.wrap import join
 from tests.unit.worker.cluster import Cluster
 
@@ -37,7 +38,7 @@ def test_reports_are_not_waited_for_once_the_exchange_has_failed():
     with Cluster(1, 1) as cluster, cluster.session(0) as here:
         exchange = joined(here).driver.coder.exchange
         exchange.wait_report(0.01)
-        cluster.shards[0].refuse(b"0." + here.life.encode(), ShoestringError("broken", hint="start again"))
+        cluster.shards[0].refuse(identity_of(0, here.life, 0), ShoestringError("broken", hint="start again"))
         with pytest.raises(ShoestringError, match="broken"):
             wait_long(exchange)
 

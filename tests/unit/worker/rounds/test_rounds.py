@@ -132,9 +132,7 @@ def run(workers: int, shards: int, codec: str, *, in_turn: bool, ipc: bool) -> l
     def be_worker(here: Session) -> list[str]:
         # Only the first worker's parameters count.
         model, optimizer = make_model(seed=3 if here.run.worker == 0 else 100 + here.run.worker)
-        model, optimizer = join(
-            here, model, optimizer, codec=codec, policy="every", clip_norm=0.0, overlap=True
-        )
+        model, optimizer = join(here, model, optimizer, codec=codec, policy="every", clip_norm=0.0)
         hashes = []
         for step in range(1, STEPS + 1):
             with turnstile.turn(step, here.run.worker) if in_turn else contextlib.nullcontext():
