@@ -6,17 +6,19 @@
 it splits data, gathers metrics and saves states over its process group, which carries no gradients.
 """
 
-import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import accelerate
 import torch
-from accelerate.utils import DDPCommunicationHookType, DistributedType, is_compiled_module
+from accelerate.utils import DDPCommunicationHookType, DistributedType
 from torch import nn
 
 import shoestring
 from shoestring.errors import UsageError
 from shoestring.integrations.place import check_place
+from shoestring.worker.module.shell import is_wrapped
 
 # Under these Accelerate has another way with gradients than DistributedDataParallel.
 _OTHER_WAYS = (
@@ -27,7 +29,6 @@ _OTHER_WAYS = (
 )
 
 _own_prepare_model = accelerate.Accelerator.prepare_model
-_wrapped: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
 
 class Accelerator(accelerate.Accelerator):
@@ -45,10 +46,24 @@ class Accelerator(accelerate.Accelerator):
         """Do what Accelerate's does, but for DistributedDataParallel."""
         return prepare_model(self, model, device_placement, evaluation_mode)
 
+    def join_uneven_inputs(
+        self, joinables: Sequence[Any], even_batches: bool | None = None
+    ) -> AbstractContextManager[None]:
+        """Do nothing where batches are even, which is how Accelerate makes them; refuse uneven ones."""
+        if not (self.even_batches if even_batches is None else even_batches):
+            raise UsageError(
+                "`join_uneven_inputs` where some processes may have more batches than others",
+                hint="leave `even_batches` on, which repeats a few samples at the end of an epoch",
+            )
+        return nullcontext()
 
-def is_wrapped(model: nn.Module) -> bool:
-    """Say whether a model's gradients go through Shoestring."""
-    return (model._orig_mod if is_compiled_module(model) else model) in _wrapped
+    @staticmethod
+    def trigger_sync_in_backward(model: nn.Module) -> AbstractContextManager[None]:
+        """Refuse: whether gradients are exchanged is decided when the forward pass begins."""
+        raise UsageError(
+            "`trigger_sync_in_backward`, after a forward pass in `no_sync`",
+            hint="leave the last forward pass out of `no_sync`, with its backward pass",
+        )
 
 
 def prepare_model(
@@ -63,8 +78,8 @@ def prepare_model(
         _check(accelerator)
         if device_placement or (device_placement is None and accelerator.device_placement):
             _place(accelerator, model)
-        inner = model._orig_mod if is_compiled_module(model) else model
-        _wrapped.add(shoestring.wrap(inner))
+        wanted = accelerator.ddp_handler
+        model = shoestring.wrap(model, broadcast_buffers=wanted is None or wanted.broadcast_buffers)
     # "For evaluation" is how Accelerate leaves DistributedDataParallel out, and nothing else.
     return _own_prepare_model(accelerator, model, device_placement, evaluation_mode=True)
 

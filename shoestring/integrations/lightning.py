@@ -14,25 +14,28 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
 
 import shoestring
 from shoestring.config import Run
 from shoestring.errors import UsageError
 from shoestring.integrations.place import told_place
+from shoestring.worker.module.shell import is_wrapped
 
 
 class ShoestringStrategy(DDPStrategy):
     """Lightning's `ddp` with the module wrapped by `shoestring.wrap`.
 
     `options` are those of every strategy (`checkpoint_io`, `precision_plugin`, ...) and `ddp`'s
-    `process_group_backend` and `timeout`.
+    `process_group_backend` and `timeout`. `broadcast_buffers` is as in `shoestring.wrap`.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, broadcast_buffers: bool = True, **options: Any) -> None:
         run = told_place()
         super().__init__(
             cluster_environment=_Environment(run), **{"process_group_backend": "gloo", **options}
         )
+        self._broadcast_buffers = broadcast_buffers
         if self._ddp_kwargs or self._ddp_comm_hook is not None or self._model_averaging_period is not None:
             raise UsageError(
                 f"`{'`, `'.join(options)}`: some of it is for DistributedDataParallel, not for Shoestring",
@@ -59,15 +62,16 @@ class ShoestringStrategy(DDPStrategy):
         super().setup_distributed()
 
     def configure_ddp(self) -> None:
-        """Wrap the module, in the place where Lightning would make it one of DistributedDataParallel."""
-        self.model = shoestring.wrap(self.model)
+        """Wrap the module, where Lightning's own would put another one around it."""
+        module: nn.Module = self.lightning_module
+        if not is_wrapped(module):  # by an earlier `fit`
+            shoestring.wrap(module, broadcast_buffers=self._broadcast_buffers)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Take a training step as the module's forward pass, by which Shoestring knows one."""
         with self.precision_plugin.train_step_context():
-            return self._forward_redirection(
-                self.model, self.lightning_module, "training_step", *args, **kwargs
-            )
+            module = self.lightning_module
+            return self._forward_redirection(module, module, "training_step", *args, **kwargs)
 
 
 class _Environment(TorchElasticEnvironment):

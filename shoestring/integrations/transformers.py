@@ -15,8 +15,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 import shoestring
 from shoestring.errors import UsageError
-from shoestring.integrations.accelerate import is_wrapped, prepare_model
+from shoestring.integrations.accelerate import prepare_model
 from shoestring.integrations.place import check_place
+from shoestring.worker.module.shell import is_wrapped
 
 
 class ShoestringCallback(TrainerCallback):
