@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from shoestring.launch.start import init, wrap
     from shoestring.worker.batchnorm.layers import share_batchnorm, unshare_batchnorm
     from shoestring.worker.capture import keep
-    from shoestring.worker.data import batches, epochs
-    from shoestring.worker.feed import feed
+    from shoestring.worker.data.batches import batches, epochs
+    from shoestring.worker.data.feed import feed
+    from shoestring.worker.data.split import split
     from shoestring.worker.reporter import report
     from shoestring.worker.rounds.policy import Async, Bounded, EveryStep, LocalSteps
 
@@ -41,6 +42,7 @@ __all__ = [
     "make_codec",
     "report",
     "share_batchnorm",
+    "split",
     "unshare_batchnorm",
     "wrap",
 ]
@@ -53,15 +55,16 @@ _HOMES = {
     "Layout": ("shoestring.codec.base", "Layout"),
     "LocalSteps": ("shoestring.worker.rounds.policy", "LocalSteps"),
     "ShoestringError": ("shoestring.errors", "ShoestringError"),
-    "batches": ("shoestring.worker.data", "batches"),
+    "batches": ("shoestring.worker.data.batches", "batches"),
     "cached": ("shoestring.cache.dataset", "cached"),
-    "epochs": ("shoestring.worker.data", "epochs"),
-    "feed": ("shoestring.worker.feed", "feed"),
+    "epochs": ("shoestring.worker.data.batches", "epochs"),
+    "feed": ("shoestring.worker.data.feed", "feed"),
     "init": ("shoestring.launch.start", "init"),
     "keep": ("shoestring.worker.capture", "keep"),
     "make_codec": ("shoestring.codec.registry", "make"),
     "report": ("shoestring.worker.reporter", "report"),
     "share_batchnorm": ("shoestring.worker.batchnorm.layers", "share_batchnorm"),
+    "split": ("shoestring.worker.data.split", "split"),
     "unshare_batchnorm": ("shoestring.worker.batchnorm.layers", "unshare_batchnorm"),
     "wrap": ("shoestring.launch.start", "wrap"),
 }

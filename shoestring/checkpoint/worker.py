@@ -41,6 +41,7 @@ class WorkerState:
 
     steps: int = 0
     position: tuple[int, int] = (0, 0)  # epochs finished, and batches trained on since
+    places: list[tuple[int, int]] = field(default_factory=list)  # positions in loaders that were split
     random: RandomState | None = None
     buffers: Tensors = field(default_factory=dict)  # and frozen parameters
     feedback: Tensors = field(default_factory=dict)  # of pushes, and this worker's share of statistics
@@ -65,6 +66,7 @@ class WorkerState:
             "random": {} if self.random is None else self.random.facts,
             "steps": self.steps,
             "position": list(self.position),
+            "places": [list(place) for place in self.places],
             "shares": self.shares,
             "groups": self.groups,
             "kept": self.stateful,
@@ -81,6 +83,7 @@ class _Facts(msgspec.Struct):
     groups: list[dict[str, Any]]
     kept: list[dict[str, Any]]
     shares: list[list[int]] = []  # earlier versions had none
+    places: list[tuple[int, int]] = []
 
 
 def write_worker(root: Path, seq: int, worker: int, state: WorkerState) -> FileRecord:
@@ -121,6 +124,7 @@ def read_worker(snapshot: Snapshot, worker: int) -> WorkerState | None:
     return WorkerState(
         steps=facts.steps,
         position=facts.position,
+        places=facts.places,
         random=RandomState(take(_RANDOM), facts.random),
         buffers=take(_BUFFER),
         optimizer=take(_OPTIMIZER),

@@ -131,14 +131,17 @@ def _values_of(variables: Iterable[str]) -> dict[str, str]:
 
 def _report(outcome: "Outcome", workers: int, shards: int | None, folder: Path, as_json: bool) -> None:
     from shoestring.cli import complain
+    from shoestring.observe.events import EventLog
 
-    failure = outcome.failure
+    failure, warning = outcome.failure, outcome.warning()
     summary: dict[str, Any] = {
         "workers": workers,
         "shards": shards,
         "seconds": round(outcome.seconds, 3),
         "exit_codes": outcome.exit_codes,
         "failed": failure.who if failure is not None else None,
+        "joined": outcome.joined,
+        "warning": warning,
         "folder": str(folder),
     }
     (folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
@@ -151,6 +154,10 @@ def _report(outcome: "Outcome", workers: int, shards: int | None, folder: Path, 
             + (f"; its last words:{said}" if said else ", without a word on stderr"),
             f"the event logs are in `{folder}`",
         )
+    if warning is not None:
+        _say(f"warning: {warning}")
+        with EventLog(folder, "launcher") as log:
+            log.write("warn", text=warning)
     if as_json:
         sys.stdout.flush()
         typer.echo(json.dumps(summary))

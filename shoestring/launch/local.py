@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shoestring.config import Run
+from shoestring.launch.group import KeptPort, group_variables, without_torchruns
 from shoestring.launch.outcome import Failure, Outcome
 from shoestring.launch.shard import ShardArguments, local_address
 from shoestring.launch.signals import signals_as_exceptions, signals_ignored
@@ -63,6 +64,7 @@ class _LocalRun:
         self._threads = threads
         self._reach = reach
         self._folder = Path(tempfile.mkdtemp(prefix="shoestring-"))
+        self._group_port = KeptPort()  # for a script's own process group
         self._workers: list[Child] = []
         self._board = Board()
         self._display = Display(self._board)
@@ -87,13 +89,14 @@ class _LocalRun:
             for index in range(self._count)
         ]
         run = replace(run, shards=tuple(shard.wait_ready(run.ready_timeout_s) for shard in starting))
-        environment = dict(os.environ)
+        environment = without_torchruns(os.environ)
         if self._threads is not None or "OMP_NUM_THREADS" not in environment:
             environment["OMP_NUM_THREADS"] = str(self._threads or max(1, cores // run.workers))
         for worker in range(run.workers):
             shards = run.shards if self._reach is None else self._reach(worker, run.shards)
             own = replace(run, worker=worker, local=worker, shards=shards, incarnation=1)
-            self._workers.append(self._supervisor.start_worker(self._command, own, environment))
+            group = group_variables(own, run.workers, self._group_port.host, self._group_port.port)
+            self._workers.append(self._supervisor.start_worker(self._command, own, environment | group))
 
     def wait(self) -> None:
         """Return when all workers have ended, or one process has failed."""
@@ -116,6 +119,8 @@ class _LocalRun:
         self._supervisor.stop(self._run.save_timeout_s if is_well else self._run.stop_grace_s)
         self._look()
         self._display.close()
+        self.outcome.count(self._board)
+        self._group_port.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         for worker, child in enumerate(self._workers):
             self.outcome.exit_codes[worker] = child.code

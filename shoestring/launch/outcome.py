@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from shoestring.observe.progress import Board
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -19,3 +21,20 @@ class Outcome:
     seconds: float = 0.0
     exit_codes: list[int | None] = field(default_factory=list)
     failure: Failure | None = None
+    begun: int = 0  # workers whose scripts called `init`
+    joined: int = 0  # workers that joined by `wrap`
+
+    def count(self, board: Board) -> None:
+        """Take from a board how many workers took part."""
+        self.begun, self.joined = len(board.begun), len(board.workers)
+
+    def warning(self) -> str | None:
+        """What to tell about a run that succeeded, if its workers had nothing to do with each other."""
+        workers = len(self.exit_codes)
+        if self.failure is not None or workers == 1 or self.joined:
+            return None
+        why = "called `shoestring.init` but never `wrap`" if self.begun else "never joined the run"
+        return (
+            f"all {workers} workers ran the script each by itself, with results of its own: it {why}. "
+            "Write `model = shoestring.wrap(model)` behind the line that builds the model"
+        )

@@ -120,6 +120,7 @@ class Board:
     """The state of a run, told by its events."""
 
     def __init__(self) -> None:
+        self.begun: set[int] = set()  # workers whose scripts have called `init`
         self._workers: dict[int, WorkerState] = {}
         self._notes: deque[str] = deque(maxlen=_NOTES)
 
@@ -127,6 +128,8 @@ class Board:
         """Take one event; one of an unknown kind changes nothing."""
         worker = _worker(event)
         match event.get("event"):
+            case "init" if worker is not None:
+                self.begun.add(worker)
             case "step" if worker is not None:
                 self._step(self._state(worker), event)
             case "codec" if worker is not None:

@@ -61,6 +61,7 @@ class ScriptCapture:
         return WorkerState(
             steps=steps,
             position=self._here.position(),
+            places=self._here.all_places(),
             random=random_state(),
             buffers={name: _copy(tensor) for name, tensor in self._untrained().items()},
             feedback=self._feedback.state(),

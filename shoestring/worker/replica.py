@@ -8,7 +8,7 @@ are left alone. Weights that are shared by several modules are one parameter.
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import torch
@@ -27,15 +27,27 @@ from shoestring.worker.device import common_device
 class Replica:
     """One worker's copy of the parameters that a run trains."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        only: Collection[nn.Parameter] | None = None,
+    ) -> None:
+        """`only`: leave out all parameters but these."""
         groups: dict[Tensor, int] = {
             parameter: index
             for index, group in enumerate([] if optimizer is None else optimizer.param_groups)
             for parameter in group["params"]
+            if only is None or parameter in only
+            if only is None or parameter in only
+        }
+        named = {
+            parameter: name
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and (only is None or parameter in only)
         }
         if optimizer is None:  # the script updates the parameters
-            groups = dict.fromkeys(model.parameters(), 0)
-        named = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+            groups = dict.fromkeys(named, 0)
         self.parameters = [parameter for parameter in named if parameter in groups]
         self.tensors = tuple(
             table.Tensor(named[parameter], tuple(parameter.shape), groups[parameter])

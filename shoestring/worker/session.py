@@ -51,6 +51,7 @@ class Session:
     models: int = 0  # how many were wrapped
     reporter: Any = None
     position_source: "Whereabouts | None" = None
+    places: list["Whereabouts"] = field(default_factory=list)  # of the loaders that `split` made
     stateful: list[Any] = field(default_factory=list)  # what `keep` was given
     resumed: WorkerState = field(default_factory=WorkerState)  # what a resume found
 
@@ -81,6 +82,11 @@ class Session:
             return (0, 0)
         where = self.position_source.where()
         return (where.epoch, where.batch)
+
+    def all_places(self) -> list[tuple[int, int]]:
+        """The same for each loader that `split` made."""
+        found = [place.where() for place in self.places]
+        return [(where.epoch, where.batch) for where in found]
 
     def explain(self, codec: str, why: str) -> None:
         """Note why a codec was chosen."""
@@ -154,6 +160,7 @@ def begin(run: Run) -> Session:
     end()
     log = EventLog(run.folder, f"worker-{run.worker}")
     _session = Session(run, secrets.token_hex(8), log)
+    log.write("init", worker=run.worker, workers=run.workers)
     return _session
 
 

@@ -25,6 +25,7 @@ from shoestring.worker.batchnorm.statistics import SharedStatistics, warm_up_sta
 from shoestring.worker.capture import ScriptCapture, make_saver
 from shoestring.worker.coder import PartCoder
 from shoestring.worker.entry import Entry, enter
+from shoestring.worker.growth import Growing
 from shoestring.worker.module import shell
 from shoestring.worker.module.buffers import SharedBuffers
 from shoestring.worker.optimizer import SharedOptimizer
@@ -102,6 +103,7 @@ class _Built:
     table: Table
     statistics: SharedStatistics
     buffers: SharedBuffers | None
+    is_more: bool  # these are parameters that were not trained when the model was wrapped
 
 
 def _join_shards(
@@ -134,13 +136,24 @@ def _join_means(here: Session, model: nn.Module, asked: _Asked) -> None:
     if here.run.is_alone:  # what one worker has is the mean
         _put_on(here, model, LoneRounds())
         return
-    built = _build(here, model, None, _MEAN, asked)
+    rounds = _mean_rounds(here, model, asked)
+    trial = Trial()
+    rounds.on_round.append(here.reporter.round_done)
+    rounds.on_round.append(trial.step_begins)
+    _put_on(here, model, Growing(model, rounds, lambda new: _mean_rounds(here, model, asked, new)))
+
+
+def _mean_rounds(
+    here: Session, model: nn.Module, asked: _Asked, only: set[nn.Parameter] | None = None
+) -> MeanRounds:
+    """Join the run with a model's parameters, or only some of them, for their mean gradient."""
+    built = _build(here, model, None, _MEAN, asked, only)
     entry, _ = _enter(here, model, built)
     coder = MeanCoder(
         entry.exchange, built.replica.parts, built.statistics, notice=here.notice, buffers=built.buffers
     )
     pilot = _pilot(here, built, entry, asked)
-    driver = MeanRounds(
+    rounds = MeanRounds(
         built.replica,
         coder,
         pilot,
@@ -148,19 +161,22 @@ def _join_means(here: Session, model: nn.Module, asked: _Asked) -> None:
         first_round=entry.first_round,
         sharing=here.sharing,
     )
-    here.closers.append(driver.close)
-    reporter, trial = here.report_to(Reporter, entry.exchange, coder, pilot), Trial()
-    driver.on_round.append(reporter.round_done)
-    driver.on_round.append(trial.step_begins)
-    _put_on(here, model, driver)
+    here.closers.append(rounds.close)
+    here.report_to(Reporter, entry.exchange, coder, pilot)
+    return rounds
 
 
 def _build(
-    here: Session, model: nn.Module, optimizer: torch.optim.Optimizer | None, rule: Rule, asked: _Asked
+    here: Session,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    rule: Rule,
+    asked: _Asked,
+    only: set[nn.Parameter] | None = None,
 ) -> _Built:
-    """Describe the model as workers and shards know it, and have kernels ready."""
-    replica = Replica(model, optimizer)
-    named = list(shared_layers(model))
+    """Describe the model, or only some of its parameters, as workers and shards know it."""
+    replica = Replica(model, optimizer, only)
+    named = list(shared_layers(model)) if only is None else []
     layers = _layers(named, model, replica)
     groups = 1 if optimizer is None else len(optimizer.param_groups)
     table = Table(replica.tensors, rule, groups, asked.clip_norm, layers, policy=text_of(asked.policy))
@@ -176,9 +192,9 @@ def _build(
     if layers and not here.run.is_alone:
         warm_up_statistics(module for _, module in named)
     buffers = None
-    if here.run.workers > 1 and asked.follows_buffers:
+    if here.run.workers > 1 and asked.follows_buffers and only is None:
         buffers = SharedBuffers(model, replica, is_first=here.run.worker == 0)
-    return _Built(replica, table, statistics, buffers)
+    return _Built(replica, table, statistics, buffers, is_more=only is not None)
 
 
 def _enter(here: Session, model: nn.Module, built: _Built) -> tuple[Entry, list[say.Full]]:
@@ -200,8 +216,15 @@ def _enter(here: Session, model: nn.Module, built: _Built) -> tuple[Entry, list[
 
     entry = enter(here, here.next_model(), built.table, replica.parts, initial=initial, take=take)
     if entry.first_round == 1:  # later, a checkpoint or the rounds bring it
-        align(here, entry.model, untaken(model, () if is_mean else replica.parameters))
+        align(here, entry.model, _given(model, built))
     return entry, came
+
+
+def _given(model: nn.Module, built: _Built) -> dict[str, torch.Tensor]:
+    """What workers take from the first one before the first round, but not through the shards."""
+    if built.is_more:
+        return dict(zip((row.name for row in built.replica.tensors), built.replica.parameters, strict=True))
+    return untaken(model, () if built.table.rule == _MEAN else built.replica.parameters)
 
 
 def _resume(

@@ -32,6 +32,7 @@ import msgspec
 from shoestring.checkpoint.resume import AUTO, begin
 from shoestring.config import Launch, Run
 from shoestring.errors import JoinError
+from shoestring.launch.group import group_variables, some_port
 from shoestring.launch.outcome import Failure, Outcome
 from shoestring.launch.ray.cluster import Cluster, open_cluster, parse_address
 from shoestring.launch.ray.keys import RunKeys
@@ -104,6 +105,7 @@ def run_ray(
             display.close()
     outcome.exit_codes = actors.codes
     outcome.failure = actors.failure
+    outcome.count(board)
     if actors.lost is not None:
         outcome.failure = Failure(actors.lost, 1, (f"lost, and {launch.restarts} restarts were used up",))
     outcome.seconds = time.monotonic() - began
@@ -193,15 +195,20 @@ class _Actors:
             return
         run = replace(run, shards=addresses, incarnation=1)
         seen: Counter[str] = Counter()
+        meeting = (places.workers[0].address, some_port())
         for worker, node in enumerate(places.workers):
             # A worker that was given GPUs sees no others: its first one is its own.
             local = 0 if places.gpus else seen[node.id]
             seen[node.id] += 1
+            own = replace(run, worker=worker, local=local)
             spec = ProcessSpec(
-                replace(run, worker=worker, local=local),
+                own,
                 self._worker.command,
                 keys=keys.for_worker(worker) if keys else {},
-                environment=self._worker.environment,
+                environment={
+                    **self._worker.environment,
+                    **group_variables(own, workers_on[node.id], *meeting),
+                },
                 threads=launch.threads_per_worker or max(1, int(node.cpus) // workers_on[node.id]),
                 folder=self._worker.folder,
             )

@@ -26,6 +26,7 @@ from typing import Any
 from shoestring.checkpoint.resume import AUTO, choose
 from shoestring.config import Run
 from shoestring.errors import ShoestringError
+from shoestring.launch.group import without_torchruns
 from shoestring.launch.shard import ShardArguments, local_address
 from shoestring.launch.supervisor import Child, ShardChild, Supervisor
 from shoestring.observe.events import Tail
@@ -126,7 +127,11 @@ class NodeProcess:
     def _start_worker(self, run: Run) -> Child:
         spec = self._spec
         environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("SHOESTRING_")},
+            **{
+                name: value
+                for name, value in without_torchruns(os.environ).items()
+                if not name.startswith("SHOESTRING_")
+            },
             **spec.environment,
             "OMP_NUM_THREADS": str(spec.threads),
         }

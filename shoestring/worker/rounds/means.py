@@ -30,6 +30,7 @@ from shoestring.worker.device import Ready
 from shoestring.worker.replica import Replica
 from shoestring.worker.rounds.fates import Fates
 from shoestring.worker.rounds.pilot import Pilot
+from shoestring.worker.rounds.scale import LossScale, watch
 from shoestring.worker.rounds.sharing import Sharing
 
 
@@ -44,6 +45,7 @@ class MeanGradient:
     agreed: tuple[Tensor | None, ...]  # of each piece's gradient, what the last round brought; none: nothing
     fates: bytes
     is_whole: bool  # whether `.grad` is pushed as it is
+    scale: LossScale | None  # that is to be taken out of it
 
     @property
     def device(self) -> torch.device | None:
@@ -99,6 +101,8 @@ class MeanGradient:
             values = gradient.detach().reshape(-1)[piece.start : piece.stop]
             if agreed is not None:
                 values = values.float() - agreed.reshape(-1)[piece.start : piece.stop].float()
+            if self.scale is not None and self.scale.power != 1:
+                values = values.float() / self.scale.power
             yield values
 
 
@@ -108,6 +112,7 @@ class MeanTarget:
     def __init__(self, replica: Replica, agreed: Callable[[int], Tensor | None]) -> None:
         self._replica = replica
         self._agreed = agreed  # what the means are added to, by parameter
+        self.scale: LossScale | None = None  # that was taken out of what was pushed
         self._used: dict[int, NDArray[np.bool_]] = {}
 
     def device_of(self, part: Part) -> torch.device | None:
@@ -145,6 +150,8 @@ class MeanTarget:
                 parameter.grad = torch.zeros_like(parameter)
             gradient, agreed = parameter.grad.detach(), self._agreed(piece.tensor)
             values = mean[offsets[place] : offsets[place + 1]]
+            if self.scale is not None and self.scale.power != 1:
+                values = values * self.scale.power
             if agreed is not None:
                 before = agreed.reshape(-1)[piece.start : piece.stop]
                 values = before.to(values.dtype) + values.to(before.device)
@@ -190,6 +197,7 @@ class MeanRounds:
         self._is_synced = True
         self._will_sync: bool | None = None  # as the last forward pass found it; none: there was none
         self._fates = None if is_whole else Fates(replica.parameters)
+        watch()
         self._terms: Terms | None = None
         self._touched = [False] * len(replica.parameters)  # has a gradient since the last round
         self._target = MeanTarget(replica, self._agreed)
@@ -265,6 +273,8 @@ class MeanRounds:
     def _open(self) -> Terms:
         """The terms of the round that this backward pass is; it ends with the pass."""
         if self._terms is None:
+            if self._fates is not None:
+                self._target.scale = LossScale()
             self._terms = self.pilot.terms(self.rounds + 1, [[]], self._sharing.weigh(), WHOLE_ROUND)
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(self._finish)
@@ -283,7 +293,9 @@ class MeanRounds:
         fates = b"" if self._fates is None else self._fates.of(indices)
         used = np.array([self._touched[index] for index in indices])
         agreed = tuple(self._agreed(index) for index in indices)
-        source = MeanGradient(self.replica, part, ready, used, agreed, fates, self._is_whole)
+        source = MeanGradient(
+            self.replica, part, ready, used, agreed, fates, self._is_whole, self._target.scale
+        )
         self.coder.push(part, terms, source)
 
     def _finish(self) -> None:

@@ -16,6 +16,7 @@ from shoestring.errors import SnapshotError
 STATE = WorkerState(
     steps=12,
     position=(2, 3),
+    places=[(2, 3), (4, 0)],
     random=RandomState({"torch": np.arange(5, dtype=np.uint8)}, {"python": [3, None]}),
     buffers={"norm.running_mean": np.arange(4, dtype=np.float32)},
     feedback={"kept.00000": np.ones(7, np.float32), "weights": np.array([1.0])},
@@ -48,7 +49,7 @@ def test_each_worker_finds_its_own_state(tmp_path):
     for name in ("buffers", "feedback", "optimizer"):
         assert_same(getattr(found, name), getattr(STATE, name))
     assert_same(found.random.generators, STATE.random.generators)
-    assert (found.facts(), found.position) == (STATE.facts(), STATE.position)
+    assert (found.facts(), found.position, found.places) == (STATE.facts(), STATE.position, STATE.places)
     assert read_worker(snapshot, 0).steps == 13
     assert read_worker(snapshot, 2) is None
 
@@ -69,6 +70,7 @@ def test_names_are_those_that_checkpoints_have_had_all_along(tmp_path):
         ("random", {"python": [3, None]}),
         ("steps", 12),
         ("position", [2, 3]),
+        ("places", [[2, 3], [4, 0]]),
         ("shares", [[0, 4, 4]]),
         ("groups", [{"lr": 0.1, "betas": [0.9, 0.99]}]),
         ("kept", [{"last_epoch": 12}]),

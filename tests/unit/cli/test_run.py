@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from shoestring.observe.events import Tail
 from tests.unit.launch.processes import run_command
 
 TRAIN = """
@@ -54,9 +55,47 @@ def test_workers_train_together(tmp_path):
         "shards": 2,
         "exit_codes": [0, 0],
         "failed": None,
+        "joined": 2,
+        "warning": None,
         "folder": str(tmp_path / "run"),
     }
     assert f"event logs are in {tmp_path / 'run'}" in err
+    assert "warning" not in err
+
+
+ALONE = "all 2 workers ran the script each by itself, with results of its own: it "
+CURE = ". Write `model = shoestring.wrap(model)` behind the line that builds the model"
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [("print('trained')", "never joined the run"), (
+        "from shoestring.launch.start import init; init()", "called `shoestring.init` but never `wrap`"
+    )],
+    ids=["no init", "no wrap"],
+)  # fmt: skip
+def test_a_script_that_never_joins_is_told_so(tmp_path, source, why):
+    script = tmp_path / "plain.py"
+    script.write_text(source)
+    options = ("--workers", "2", "--folder", tmp_path / "run", "--json")
+    code, out, err = run_command("run", *options, script)
+    assert code == 0, err
+    assert err.splitlines()[-1] == f"shoestring: warning: {ALONE}{why}{CURE}"
+    summary = json.loads(out.splitlines()[-1])
+    assert (summary["joined"], summary["warning"]) == (0, ALONE + why + CURE)
+    (event,) = [event for event in Tail(tmp_path / "run").poll() if event["event"] == "warn"]
+    assert (event["who"], event["text"]) == ("launcher", summary["warning"])
+
+
+@pytest.mark.parametrize(
+    ("workers", "source"), [("1", ""), ("2", "raise SystemExit(3)")], ids=["alone", "failed"]
+)
+def test_one_worker_and_one_that_failed_are_not_told_that_nobody_joined(tmp_path, workers, source):
+    script = tmp_path / "plain.py"
+    script.write_text(source)
+    _, _, err = run_command("run", "--workers", workers, "--folder", tmp_path / "run", script)
+    assert "warning" not in err
+    assert not (tmp_path / "run" / "events-launcher.jsonl").exists()
 
 
 def test_a_module_that_fails_is_named_with_its_last_words(tmp_path):

@@ -137,6 +137,12 @@ def test_a_worker_that_joins_again_starts_afresh():
     assert (state.step, state.loss, state.samples_per_s) == (41, None, 915)
 
 
+def test_a_script_that_only_called_init_has_not_joined():
+    board = board_of({"event": "init", "who": "worker-1", "worker": 1}, {"event": "init"}, step(2, 5))
+    assert (board.begun, [state.worker for state in board.workers]) == ({1}, [2])
+    assert board.take_notes() == []
+
+
 def test_notes():
     board = board_of(
         {"event": "join", "worker": 1},

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from shoestring.checkpoint.snapshot import newest
-from shoestring.worker.data import Batches
+from shoestring.worker.data.batches import Batches
 from shoestring.worker.randomness import restore_random
 from shoestring.worker.session import Session
 from shoestring.worker.wrap import join

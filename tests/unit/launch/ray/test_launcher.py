@@ -101,7 +101,7 @@ def test_three_nodes_end_with_the_bits_of_one_machine(cluster, script, tmp_path,
     assert hashes(out) == whole
     assert "3 workers and 3 shards on 3 Ray nodes" in err
     summary = json.loads(out.splitlines()[-1])
-    assert (summary["exit_codes"], summary["failed"]) == ([0, 0, 0], None)
+    assert (summary["exit_codes"], summary["failed"], summary["joined"]) == ([0, 0, 0], None, 3)
     assert list(cluster.folder.glob("shoestring-*")) == []  # keys and all
     logs = {path.name for path in (tmp_path / "run").glob("events-*.jsonl")}
     assert logs == {f"events-{who}-{n}.jsonl" for who in ("worker", "shard") for n in range(3)}
@@ -183,6 +183,24 @@ def test_a_folder_and_a_variable_go_along_and_the_exit_code_comes_back(cluster, 
     assert (Path(where) != code, mine) == (True, "yes")  # a copy that Ray made
 
 
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_scripts_own_process_group_opens_across_nodes(cluster, tmp_path):
+    (tmp_path / "train.py").write_text("""
+import shoestring, torch, torch.distributed as dist
+
+run = shoestring.init()
+dist.init_process_group("gloo")
+total = torch.tensor(run.worker + 1.0)
+dist.all_reduce(total)
+print("total", dist.get_rank() == run.worker, total.item(), flush=True)
+dist.destroy_process_group()
+""")
+    code, out, err = run_on(cluster, *training(cluster, tmp_path))
+    assert code == 0, err
+    assert sorted(line.rpartition("] ")[2] for line in out.splitlines()) == ["total True 6.0"] * 3
+
+
 # The last of this file, as it takes a node away.
 @pytest.mark.slow
 @pytest.mark.alone
@@ -203,4 +221,5 @@ def test_a_lost_node_costs_no_bit_and_a_new_one_is_used(cluster, script, tmp_pat
     (tmp_path / "train.py").write_text("print('trained')")
     code, out, err = run_on(cluster, *training(cluster, tmp_path))
     assert (code, out.count("trained")) == (0, 3)
+    assert "warning: all 3 workers ran the script each by itself" in err
     assert "3 workers and 3 shards on 3 Ray nodes" in err

@@ -247,6 +247,31 @@ def test_gradients_that_are_thrown_away_leave_nothing_behind(set_to_none: bool):
             assert torch.equal(one, other)
 
 
+def test_a_changing_loss_scale_changes_no_bit():
+    """What is kept of scaled gradients counts as it would unscaled; a skipped overflow leaves nothing."""
+
+    def rounds(scales: list[float]) -> Callable[[Session], list[Tensor]]:
+        def be_worker(here: Session) -> list[Tensor]:
+            model = join(here, Line(), codec="dct:step=3")
+            optimizer = torch.optim.SGD(model.parameters(), 0.5)
+            seen = []
+            for step, scale in enumerate(scales):
+                scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
+                scaler.scale(model(given(here.run.worker, step))).backward()
+                seen.append(model.weight.grad / scale)
+                optimizer.step()
+                optimizer.zero_grad()
+            return seen
+
+        return be_worker
+
+    with Cluster(1, 1) as cluster:
+        (want,) = cluster.train(rounds([1.0] * 5))
+    with Cluster(1, 1) as cluster:
+        (got,) = cluster.train(rounds([65536.0, 32768.0, 32768.0, 0.5, 4096.0]))
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
 def test_nothing_is_lost_on_the_way():
     """What was sent and what is kept, on workers and shard, is what came in."""
 
@@ -301,6 +326,50 @@ def test_two_models_of_one_process_have_rounds_of_their_own():
         first, second = cluster.train(be_worker)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert not torch.equal(first[0], make_two()[0].weight)
+
+
+@pytest.mark.parametrize("codec", ["float32", "dct"])
+def test_parameters_that_are_unfrozen_are_trained_from_then_on(codec: str):
+    def be_worker(here: Session) -> list:
+        model = make(here.run.worker)
+        model.conv.requires_grad_(False)
+        model = join(here, model, codec=codec)
+        seen = []
+        for step in range(4):
+            model.conv.requires_grad_(step >= 2)
+            backward(model, here.run.worker, step)
+            seen.append(gradients(model))
+            model.zero_grad()
+        return seen
+
+    with Cluster(2, 2) as cluster:
+        first, second = cluster.train(be_worker)
+    for step in range(4):
+        assert same(first[step], second[step])
+        assert (first[step]["conv.weight"] is None) == (step < 2)
+        models = plain()
+        for worker, model in enumerate(models):
+            model.conv.requires_grad_(step >= 2)
+            backward(model, worker, step)
+        if codec == "float32":
+            assert same(first[step], mean_of(models))
+
+
+def test_a_parameter_that_only_one_worker_unfreezes_is_named():
+    def be_worker(here: Session) -> None:
+        model = make(here.run.worker)
+        model.conv.requires_grad_(False)
+        model = join(here, model, codec="float32")
+        backward(model, here.run.worker, 0)
+        if here.run.worker == 1:
+            model.conv.requires_grad_(True)
+            backward(model, here.run.worker, 1)
+
+    with (
+        Cluster(2, 1, join_timeout_s=0.5) as cluster,
+        pytest.raises(JoinError, match=r"`conv\.weight`, `conv\.bias` \(2 in all\) are trained from now on"),
+    ):
+        cluster.train(be_worker)
 
 
 def test_a_worker_that_comes_when_only_workers_have_the_parameters_is_refused():

@@ -10,7 +10,7 @@ from shoestring.config import Run
 from shoestring.errors import UsageError, WireError
 from shoestring.observe.events import EventLog
 from shoestring.wire.messages import Shares
-from shoestring.worker.data import Batches
+from shoestring.worker.data.batches import Batches
 from shoestring.worker.rounds.sharing import NOTICE, WINDOW, Sharing
 from shoestring.worker.session import Session
 from shoestring.worker.wrap import join

@@ -6,7 +6,7 @@ from shoestring.checkpoint.worker import WorkerState
 from shoestring.config import Run
 from shoestring.errors import UsageError
 from shoestring.observe.events import EventLog
-from shoestring.worker.data import Batches, Position
+from shoestring.worker.data.batches import Batches, Position
 from shoestring.worker.session import Session
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shoestring.errors import UsageError
-from shoestring.worker.feed import feed
+from shoestring.worker.data.feed import feed
 
 Pair = namedtuple("Pair", "x y")
 NESTED = [
