@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from sklearn.datasets import load_digits
 from torch import nn
@@ -52,9 +53,8 @@ trainer = Trainer(
     gradient_clip_val=1.0,
     log_every_n_steps=1,
     logger=CSVLogger(arguments.out),
-    default_root_dir=arguments.out,
+    callbacks=[ModelCheckpoint(arguments.out, "{epoch}", save_top_k=-1)],
     enable_progress_bar=False,
     devices=arguments.devices,
 )
 trainer.fit(Digits(), DataLoader(train, 32, shuffle=True), DataLoader(test, 64), ckpt_path=arguments.resume)
-trainer.save_checkpoint(arguments.out / "last.ckpt")

@@ -111,7 +111,7 @@ def start_shoestring(
 
 def environment(**more: str) -> dict[str, str]:
     """This process's environment without what an outer run or launcher has said."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     kept = {
         name: value
         for name, value in os.environ.items()

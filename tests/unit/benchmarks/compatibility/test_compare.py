@@ -154,7 +154,9 @@ def test_a_script_that_returns_no_model_shows_nothing():
 
 
 def refusal(**more):
-    return failed(**{"kind": "UsageError", "message": "no such", "hint": "do this", "is_refusal": True} | more)
+    return failed(
+        **{"kind": "UsageError", "message": "no such", "hint": "do this", "is_refusal": True} | more
+    )
 
 
 def test_a_refusal_has_a_hint():
