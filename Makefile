@@ -16,10 +16,11 @@ $(READY): VERSIONS := constraints.txt
 $(READY): WANTED := '.[torch,triton,fleet,ray,bench,dev]'
 $(INTEGRATED): ENVIRONMENT := $(INTEGRATIONS)
 $(INTEGRATED): VERSIONS := constraints-integrations.txt
+$(INTEGRATED): HASTE := --no-compile # of thousands of modules that no test imports
 $(INTEGRATED): WANTED := '.[torch,accelerate,lightning,peft,transformers]' hypothesis pytest pytest-timeout scikit-learn
 
 PIP = $(ENVIRONMENT)/bin/python -m pip --disable-pip-version-check
-INSTALL = install --quiet --constraint $(VERSIONS)
+INSTALL = install --quiet $(HASTE) --constraint $(VERSIONS)
 # The build backend comes first: an isolated build would fetch its own, unpinned.
 install = $(PIP) $(INSTALL) $(1) hatchling && $(PIP) $(INSTALL) $(1) --no-build-isolation --editable $(WANTED)
 

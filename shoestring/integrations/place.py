@@ -18,13 +18,7 @@ def told_place() -> Run:
     run = init()
     if run.workers == 1:
         return run
-    missing = [name for name in VARIABLES if name not in os.environ]
-    if missing:
-        raise UsageError(
-            f"the run has {run.workers} workers, but the environment lacks `{'`, `'.join(missing)}`, "
-            "by which libraries find each other",
-            hint="start the script with `shoestring run` or `torchrun`",
-        )
+    _check_variables(run)
     process, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     check_place(run, process, processes, "the environment", hint="unset `RANK` and `WORLD_SIZE`")
     return run
@@ -33,7 +27,18 @@ def told_place() -> Run:
 def check_place(run: Run, process: int, processes: int, who: str, *, hint: str) -> None:
     """Refuse a library that counts other processes than the run has workers."""
     if (process, processes) != (run.worker, run.workers):
+        _check_variables(run)
         raise UsageError(
             f"this is worker {run.worker} of {run.workers}, but to {who} process {process} of {processes}",
             hint=hint,
+        )
+
+
+def _check_variables(run: Run) -> None:
+    missing = [name for name in VARIABLES if name not in os.environ]
+    if missing:
+        raise UsageError(
+            f"the run has {run.workers} workers, but the environment lacks `{'`, `'.join(missing)}`, "
+            "by which the processes of libraries find each other",
+            hint="start the script with `shoestring run` or `torchrun`",
         )

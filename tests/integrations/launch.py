@@ -8,6 +8,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+import shoestring
+from shoestring.config import Run
+from shoestring.integrations.place import VARIABLES
+
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 150
 
@@ -119,6 +125,13 @@ def environment(**more: str) -> dict[str, str]:
     }
     path = os.pathsep.join(part for part in (os.environ.get("PYTHONPATH", ""), str(ROOT)) if part)
     return kept | QUIET | {"PYTHONPATH": path} | more
+
+
+def told_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process be the second worker of two, of which libraries have not heard."""
+    monkeypatch.setattr(shoestring, "init", lambda: Run(worker=1, workers=2))
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "0")
 
 
 def free_port() -> str:

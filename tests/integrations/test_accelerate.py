@@ -9,12 +9,10 @@ from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKw
 from safetensors.numpy import load_file
 from torch import nn
 
-import shoestring
-from shoestring.config import Run
 from shoestring.errors import UsageError
 from shoestring.integrations.accelerate import Accelerator
 from shoestring.worker.module.shell import is_wrapped
-from tests.integrations.launch import ROOT, Example, run_ddp, run_shoestring
+from tests.integrations.launch import ROOT, Example, run_ddp, run_shoestring, told_of_two
 
 EXAMPLE = Example("accelerate_digits")
 
@@ -109,6 +107,6 @@ def test_what_only_ddp_can_do_is_refused(accelerator):
 
 def test_an_accelerator_that_counts_other_processes_is_refused(accelerator, monkeypatch):
     here = accelerator(cpu=True)
-    monkeypatch.setattr(shoestring, "init", lambda: Run(worker=1, workers=2))
+    told_of_two(monkeypatch)
     with pytest.raises(UsageError, match=r"worker 1 of 2, but to Accelerate process 0 of 1.*cpu=True"):
         here.prepare(nn.Linear(2, 2))

@@ -11,11 +11,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-import shoestring
-from shoestring.config import Run
 from shoestring.errors import UsageError
 from shoestring.integrations.transformers import ShoestringCallback
-from tests.integrations.launch import Example, run_ddp, run_shoestring
+from tests.integrations.launch import Example, run_ddp, run_shoestring, told_of_two
 
 EXAMPLE = Example("trainer_digits")
 LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
@@ -68,8 +66,8 @@ def callback(monkeypatch):
 
 
 def test_a_trainer_that_counts_other_processes_is_refused(callback, monkeypatch, tmp_path):
-    monkeypatch.setattr(shoestring, "init", lambda: Run(worker=1, workers=2))
     arguments = TrainingArguments(str(tmp_path), report_to="none")
+    told_of_two(monkeypatch)
     with pytest.raises(UsageError, match=r"worker 1 of 2, but to the Trainer process 0 of 1.*use_cpu=True"):
         Trainer(nn.Linear(2, 2), arguments, callbacks=[callback])
 
