@@ -15,6 +15,7 @@ def told(monkeypatch):
 
     def tell(run, **variables):
         monkeypatch.setattr(place, "init", lambda: run)
+        monkeypatch.setattr(place.dist, "is_initialized", lambda: False)
         for name in place.VARIABLES:
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
@@ -45,3 +46,16 @@ def test_another_place_is_refused(told, wrong):
     told(Run(worker=1, workers=3), **{**TOLD, **wrong})
     with pytest.raises(UsageError, match="this is worker 1 of 3, but to the environment process"):
         place.told_place()
+
+
+def test_a_process_group_that_is_there_is_what_counts(told, monkeypatch):
+    told(Run(worker=1, workers=3))
+    monkeypatch.setattr(place.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(place.dist, "get_rank", lambda: 1)
+    for processes in (3, 2):
+        monkeypatch.setattr(place.dist, "get_world_size", lambda processes=processes: processes)
+        if processes == 3:
+            assert place.told_place().worker == 1
+        else:
+            with pytest.raises(UsageError, match="but to the process group process 1 of 2"):
+                place.told_place()
