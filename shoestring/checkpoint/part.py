@@ -37,17 +37,19 @@ class PartValues:
     feedback: NDArray[np.float32] | None  # of replies: what workers lack of `params`' updates
     steps: NDArray[np.int64]  # updates of each piece so far
     optimizer: Mapping[str, NDArray[np.float32]]
+    held: NDArray[np.float32] | None = None  # by workers, where that is less precise than `params`
     # BatchNorm statistics, under a digest of the layers: other layers have another name.
     statistics: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def tensors(self) -> Tensors:
-        """All arrays by their names in a checkpoint; where there is no feedback, zeros."""
+        """All arrays by their names in a checkpoint; where there may be feedback and is none, zeros."""
         return self._required() | self._optional()
 
     def _required(self) -> Tensors:
+        kept = self.feedback if self.feedback is not None else np.zeros_like(self.params)
         arrays: Tensors = {
             "params": self.params,
-            "kept": self.feedback if self.feedback is not None else np.zeros_like(self.params),
+            **({"kept": kept} if self.held is None else {"held": self.held}),
             "steps": self.steps,
             **{f"state.{name}": vector for name, vector in self.optimizer.items()},
         }
@@ -64,7 +66,7 @@ class PartMarks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     version: int
     round: int
-    has_kept: bool  # whether there is feedback: zeros are not the same as none
+    has_kept: bool  # whether there is feedback, or `held` is not `params` rounded: zeros are not none
     ledger: dict[str, tuple[int, int]]  # by worker: incarnation and last push that was applied
 
 

@@ -23,8 +23,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, NamedTuple, NoReturn, Self
+from types import MappingProxyType, TracebackType
+from typing import Annotated, Any, BinaryIO, NamedTuple, NoReturn, Self
 
 import msgspec
 import numpy as np
@@ -37,12 +37,21 @@ MAX_JSON_BYTES = 16 << 20  # of a header or a manifest: some 140,000 tensors
 PARTIAL = ".partial"
 CHUNK_BYTES = 1 << 20  # hashed and written, or read and hashed, while it lies in the cache
 
+# Numbers that NumPy does not know: records of one field, which has torch's name for them and holds the bits.
+STAND_INS = {
+    name: np.dtype([(name, code)])
+    for name, code in {"bfloat16": "<u2", "float8_e4m3fn": "u1", "float8_e5m2": "u1"}.items()
+}
 DTYPES = {
     name: np.dtype(code)
     for name, code in {
         "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4",
-        "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
+        "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8",
     }.items()
+} | {
+    "BF16": STAND_INS["bfloat16"],
+    "F8_E4M3": STAND_INS["float8_e4m3fn"],
+    "F8_E5M2": STAND_INS["float8_e5m2"],
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _METADATA = "__metadata__"  # the one key of a header that names no tensor
@@ -295,6 +304,21 @@ class TensorFile:
             view, at = view[count:], at + count
 
 
+def write_tensors(file: BinaryIO, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
+    """Write tensors that are all there, as other programs expect them: with `metadata`, under any name."""
+    specs = {name: (values.dtype.newbyteorder("<"), values.shape) for name, values in tensors.items()}
+    for name, (dtype, _) in specs.items():
+        if dtype not in _NAMES:
+            raise SnapshotError(
+                f"tensor `{name}` has dtype {dtype}", hint=f"the file may hold {', '.join(DTYPES)}"
+            )
+    header, entries = _layout(specs, {_METADATA: metadata})
+    file.write(header)
+    for name in entries:
+        for chunk in _chunks(tensors[name]):
+            file.write(chunk)
+
+
 def sync_folder(folder: Path) -> None:
     """Put a folder's list of names on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -340,7 +364,10 @@ def disk_error(what: str, error: OSError) -> SnapshotError:
     return SnapshotError(f"{what}: {error.strerror or error}", hint=hint)
 
 
-def _layout(specs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> tuple[bytes, dict[str, Entry]]:
+def _layout(
+    specs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+    metadata: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[bytes, dict[str, Entry]]:
     """Give each tensor its place, and the header (with its length) that says so."""
     entries: dict[str, Entry] = {}
     at = 0
@@ -351,7 +378,7 @@ def _layout(specs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> tuple
         name: {"dtype": _NAMES[entry.dtype], "shape": entry.shape, "data_offsets": (entry.start, entry.stop)}
         for name, entry in entries.items()
     }
-    header = msgspec.json.encode(described)
+    header = msgspec.json.encode({**metadata, **described})
     header += b" " * (-(8 + len(header)) % 64)
     return len(header).to_bytes(8, "little") + header, entries
 

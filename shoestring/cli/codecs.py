@@ -1,9 +1,12 @@
 """`shoestring codecs`: which codecs there are, and what each can be told."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+# Not one of the registry's: a worker chooses one of those, round by round.
+_AUTO = ("auto", "Measures links and steps, and compresses no more than makes training quicker. The default.")
 
 
 def codecs(
@@ -13,7 +16,8 @@ def codecs(
     from shoestring.codec import registry
 
     if as_json:
-        listing = [
+        listing: list[dict[str, Any]] = [{"name": _AUTO[0], "summary": _AUTO[1], "options": []}]
+        listing += [
             {
                 "name": name,
                 "summary": registry.describe(name),
@@ -28,6 +32,7 @@ def codecs(
         return
 
     width = max(len(name) for name in registry.names()) + 2
+    typer.echo(f"{_AUTO[0]:<{width}}{_AUTO[1]}")
     for name in registry.names():
         typer.echo(f"{name:<{width}}{registry.describe(name)}")
         texts = ", ".join(option.text for option in registry.options(name))

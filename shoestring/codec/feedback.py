@@ -93,6 +93,10 @@ class Feedback:
         added = values - own
         self._kept = (own - (values - added)) + (self._kept - added)  # exact: Knuth's sum of two
 
+    def add(self, values: Vector) -> None:
+        """Keep further values: what a receiver could not hold of those it was lent."""
+        self._kept += values
+
     def scale(self, factor: float) -> None:
         """Multiply `kept`, for gradients that count more or less from now on."""
         self._kept *= np.float32(factor)

@@ -56,6 +56,11 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise RuleError("`nesterov` is set without `momentum`", hint="give the optimizer a momentum")
 
     @property
+    def moves_parameters(self) -> bool:
+        """Whether shards update what workers compute with; else workers do that, by themselves."""
+        return self.kind not in ("average", "outer_nesterov", "mean")
+
+    @property
     @cache  # noqa: B019 - a run has one or two rules, and asks for every part of every round
     def hyper_names(self) -> tuple[str, ...]:
         """What each of the hyperparameters of `update` and `apply` is, in order."""

@@ -4,12 +4,14 @@ A worker sends it when it joins; the first difference from the others' is named.
 """
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 from shoestring.errors import JoinError, WireError
 from shoestring.model.layers import Layer, check_layers
 from shoestring.model.parts import Part, cut
+from shoestring.model.precision import DTYPES, Precision
 from shoestring.model.rules import Rule
 
 TENSOR_LIMIT = 1 << 20
@@ -24,6 +26,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     name: str
     shape: tuple[int, ...]
     group: int
+    dtype: str = "float32"  # as torch names it
 
 
 class Table(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -51,6 +54,11 @@ def parts_of(table: Table) -> tuple[Part, ...]:
     return cut([tensor.shape for tensor in table.tensors])
 
 
+def precision_of(part: Part, tensors: Sequence[Tensor]) -> Precision:
+    """How workers keep the values of a part."""
+    return Precision(part, [tensors[piece.tensor].dtype for piece in part.pieces])
+
+
 def check_table(table: Table) -> None:
     """Refuse a table that promises more than a shard will hold, before anything is allocated."""
     sizes_fit = len(table.tensors) <= TENSOR_LIMIT and all(
@@ -61,6 +69,12 @@ def check_table(table: Table) -> None:
         raise JoinError(
             f"the model has more than {TENSOR_LIMIT} tensors or {VALUE_LIMIT} values",
             hint="check the shapes of the parameters that are being trained",
+        )
+    unknown = next((tensor for tensor in table.tensors if tensor.dtype not in DTYPES), None)
+    if unknown is not None:
+        raise JoinError(
+            f"parameter {unknown.name[:80]!a} is {unknown.dtype[:80]!a}, which shards do not know",
+            hint=f"train parameters of {', '.join(DTYPES)}",
         )
     if table.groups > GROUP_LIMIT or any(not 0 <= tensor.group < table.groups for tensor in table.tensors):
         raise JoinError(
@@ -87,6 +101,8 @@ def first_difference(mine: Table, theirs: Table) -> str:
             return f"parameter `{other.name}` where others have `{own.name}`"
         if own.shape != other.shape:
             return f"parameter `{own.name}` has shape {other.shape}, others have {own.shape}"
+        if own.dtype != other.dtype:
+            return f"parameter `{own.name}` is {other.dtype}, others have {own.dtype}"
         if own.group != other.group:
             return f"parameter `{own.name}` is in group {other.group}, others have it in {own.group}"
     if len(mine.tensors) != len(theirs.tensors):

@@ -31,6 +31,8 @@ PLAIN_EVERY_S = 5.0
 _WINDOW_EVENTS = 256
 _NOTES = 100  # kept until a display takes them
 _LAGGING_NAMED = 3
+_MARKS = 16  # steps at known times, of each worker
+_STALLED_S = 2.0  # later than an event was due
 _LARGEST = 1e18
 
 
@@ -74,7 +76,7 @@ class Span(NamedTuple):
     """What one step event reports since the one before it."""
 
     seconds: float
-    samples: float
+    samples: float | None
     up_bytes: float
     down_bytes: float
 
@@ -85,6 +87,7 @@ class WorkerState:
 
     worker: int
     is_present: bool = True
+    left_at: float | None = None  # by the wall clock, as it is told by shards too
     step: int = 0
     total: int | None = None
     loss: float | None = None
@@ -93,10 +96,13 @@ class WorkerState:
     float_bytes: float = 0.0
     sent_bytes: float = 0.0
     spans: deque[Span] = field(default_factory=lambda: deque(maxlen=_WINDOW_EVENTS))
+    marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_MARKS))  # times and steps
 
     @property
     def samples_per_s(self) -> float | None:
-        return self._rate(span.samples for span in self.spans)
+        if all(span.samples is None for span in self.spans):
+            return None
+        return self._rate(span.samples or 0.0 for span in self.spans)
 
     @property
     def up_mbit_s(self) -> float | None:
@@ -110,6 +116,14 @@ class WorkerState:
     def compression(self) -> float | None:
         """How many times smaller than float32 the bytes are, both ways together."""
         return self.float_bytes / self.sent_bytes if self.sent_bytes else None
+
+    def step_at(self, moment: float) -> float:
+        """The step it had come to, between the times at which it said so."""
+        later = next((place for place, (at, _) in enumerate(self.marks) if at > moment), None)
+        if not later:  # it has said nothing since, or had said nothing yet
+            return self.step if later is None else self.marks[0][1]
+        (begin, first), (end, last) = self.marks[later - 1], self.marks[later]
+        return first + (last - first) * (moment - begin) / (end - begin)
 
     def _rate(self, amounts: Iterable[float]) -> float | None:
         seconds = sum(span.seconds for span in self.spans)
@@ -125,8 +139,12 @@ class Board:
         self._notes: deque[str] = deque(maxlen=_NOTES)
 
     def add(self, event: Event) -> None:
-        """Take one event; one of an unknown kind changes nothing."""
+        """Take one event; one of an unknown kind changes nothing.
+
+        What the event's process has printed itself is not said again.
+        """
         worker = _worker(event)
+        is_new = event.get("is_printed") is not True
         match event.get("event"):
             case "init" if worker is not None:
                 self.begun.add(worker)
@@ -142,8 +160,8 @@ class Board:
                 state = self._state(worker)
                 if state.is_present:  # the shards say so too
                     self._notes.append(f"worker {worker} left")
-                state.is_present = False
-            case "skip":
+                state.is_present, state.left_at = False, _number(event, "time")
+            case "skip" if is_new:
                 step, tensor = _text(event, "step"), _text(event, "tensor")
                 self._notes.append(f"{_who(event)} skipped step {step}: NaN or infinity in {tensor}")
             case "checkpoint":
@@ -151,7 +169,7 @@ class Board:
                 seconds = _number(event, "seconds")
                 took = "" if seconds is None else f" ({_short(seconds)} s)"
                 self._notes.append(f"checkpoint of step {step} in {folder}{took}")
-            case "warn":
+            case "warn" if is_new:
                 self._notes.append(f"warning from {_who(event)}: {_text(event, 'text')}")
 
     @property
@@ -169,7 +187,14 @@ class Board:
         state = self._workers[worker]
         if not state.is_present or not state.spans:
             return None
-        return max(other.step for other in self.current) - state.step
+        moment = self._common_moment()
+        return round(max(other.step_at(moment) for other in self.current) - state.step_at(moment))
+
+    def _common_moment(self) -> float:
+        """The latest time until which all have told their steps, but for those that are overdue."""
+        told = [(state.marks[-1][0], state.spans[-1].seconds) for state in self.current if state.marks]
+        latest = max((at for at, _ in told), default=0.0)
+        return min((at for at, seconds in told if latest - at <= _STALLED_S + 2 * seconds), default=0.0)
 
     def take_notes(self) -> list[str]:
         """Return what happened besides steps since this was last called, a line each."""
@@ -189,7 +214,7 @@ class Board:
         parts = [f"step {all_.step}"]
         if all_.loss is not None:
             parts.append(f"loss {all_.loss:.4g}")
-        if all_.samples_per_s is not None:
+        if all_.samples_per_s:
             parts.append(f"{_short(all_.samples_per_s)} samples/s")
         if all_.up_mbit_s is not None and all_.down_mbit_s is not None:
             parts += [f"up {_short(all_.up_mbit_s)} Mbit/s", f"down {_short(all_.down_mbit_s)} Mbit/s"]
@@ -239,7 +264,8 @@ class Board:
         def amount(name: str) -> float:
             return max(_number(event, name) or 0.0, 0.0)
 
-        state.is_present = True
+        if state.left_at is None or (_number(event, "time") or math.inf) > state.left_at:
+            state.is_present = True  # else it is read later than it was written
         state.step = _whole(event, "step") or state.step
         state.total = _whole(event, "total")
         loss = _number(event, "loss")
@@ -250,8 +276,12 @@ class Board:
         if sent_bytes:
             state.sent_bytes = sent_bytes
             state.float_bytes = amount("up_float_bytes") + amount("down_float_bytes")
+        at = _number(event, "time")
+        if at is not None:
+            state.marks.append((at, state.step))
         spans = state.spans
-        spans.append(Span(amount("seconds"), amount("samples"), amount("up_bytes"), amount("down_bytes")))
+        samples = None if _number(event, "samples") is None else amount("samples")
+        spans.append(Span(amount("seconds"), samples, amount("up_bytes"), amount("down_bytes")))
         while sum(span.seconds for span in spans) - spans[0].seconds >= WINDOW_S:
             spans.popleft()
 

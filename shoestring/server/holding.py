@@ -6,7 +6,7 @@ workers by the same exact decoder, and the rest stays in `feedback`. With a loss
 (`float32`) `feedback` is folded into `params` and the workers get `params` itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,7 @@ class Reply:
     decisions: Decisions | None = None  # the first worker's, and all workers' paces
     used: bytes = b""  # of a mean: the pieces that had a gradient on any worker; empty: all
     news: bytes = b""  # from the first worker to all others
+    skip: bool = False  # a worker's gradient was not finite
 
     @property
     def size_bytes(self) -> int:
@@ -64,6 +65,20 @@ class Holding:
         self.has_values = False  # whether a worker has brought the parameters
         self.history = History(layers)
         self.slots: tuple[Vector, ...] = ()  # shared memory to put the whole part into
+
+    @property
+    def values(self) -> Vector:
+        """What every up-to-date worker holds, bit for bit."""
+        return self.params
+
+    @property
+    def has_feedback(self) -> bool:
+        """Whether workers lack something that they are to be sent yet."""
+        return self.feedback is not None
+
+    def begin_feedback(self) -> None:
+        """Make room for feedback, to be filled from a checkpoint."""
+        self.feedback = np.zeros_like(self.params)
 
     def check(self, push: Push, payload: memoryview) -> None:
         """Raise unless an update can work with a push, whatever else it finds in the payload.
@@ -125,11 +140,7 @@ class Holding:
         if lossless and self.feedback is not None:
             self.params += self.feedback
             self.feedback = None
-        self.steps[used] += 1
-        for start, stop, group, step in self._runs(used):
-            state = {name: vector[start:stop] for name, vector in self.state.items()}
-            change = rules.apply if lossless else rules.update
-            change(self.rule, hyper[group], self.params[start:stop], gradient[start:stop], state, step, scale)
+        self._update(rules.apply if lossless else rules.update, gradient, scale, hyper, used)
         self.version += 1
         if lossless:
             return self.full(seq, slot)
@@ -138,9 +149,9 @@ class Holding:
         return self._send(gradient, codec_of(codec), seq)
 
     def hold(self, seq: int) -> Reply:
-        """Count a round that changes nothing."""
+        """Count a round that is skipped: it changes nothing."""
         self.version += 1
-        return Reply(self.version, seq, "", False, np.empty(0, np.uint8))
+        return Reply(self.version, seq, "", False, np.empty(0, np.uint8), skip=True)
 
     def full(self, seq: int, slot: int = -1) -> Reply:
         """Return the whole part as it is now, in a slot or in memory of its own."""
@@ -148,6 +159,20 @@ class Holding:
             return Reply(self.version, seq, LOSSLESS, True, self.params.copy().view(np.uint8))
         self.slots[slot][:] = self.params
         return Reply(self.version, seq, LOSSLESS, True, self.slots[slot].view(np.uint8), slot=slot)
+
+    def _update(
+        self,
+        change: Callable[..., None],
+        gradient: Vector,
+        scale: float,
+        hyper: Sequence[Sequence[float]],
+        used: NDArray[np.bool_],
+    ) -> None:
+        """Let the rule change the pieces that are used, or `gradient` to what is to be added to them."""
+        self.steps[used] += 1
+        for start, stop, group, step in self._runs(used):
+            state = {name: vector[start:stop] for name, vector in self.state.items()}
+            change(self.rule, hyper[group], self.params[start:stop], gradient[start:stop], state, step, scale)
 
     def _send(self, update: Vector, codec: Codec, seq: int) -> Reply:
         layout = self.part.layout
@@ -157,15 +182,18 @@ class Holding:
         try:
             payload = codec.encode(update, layout, left_over)
         except NonFiniteError as error:
-            raise NonFiniteError(
-                f"the update of part {self.part.index} at round {seq} overflowed",
-                hint="lower the learning rate, warm it up, or clip the gradient (`clip_norm=`)",
-            ) from error
+            raise self._overflow(seq) from error
         codec.decode(payload, layout, self.params, 1.0)
         if self.feedback is None:
             self.feedback = np.empty_like(update)
         self.feedback[:] = left_over
         return Reply(self.version, seq, codec.spec, False, payload)
+
+    def _overflow(self, seq: int) -> NonFiniteError:
+        return NonFiniteError(
+            f"the update of part {self.part.index} at round {seq} overflowed",
+            hint="lower the learning rate, warm it up, or clip the gradient (`clip_norm=`)",
+        )
 
     def _runs(self, used: NDArray[np.bool_]) -> list[tuple[int, int, int, int]]:
         """Neighbouring pieces that are updated alike, as (start, stop, group, step)."""

@@ -3,7 +3,10 @@
 A pure state machine: no sockets, no clock, no threads. `push` takes a contribution in;
 when a round is complete `next_work` gives `Work`, which may run on any thread while further
 pushes are taken in; `finish` then records it and gives the replies. While there is work,
-the holding belongs to it: nothing else reads its values or its version.
+the holding belongs to it, once its update is decided: then nothing else reads its values or its version.
+
+Work sums contributions first. Where they came before their workers' steps, or are clipped, the update
+waits: for the commits of all (`commits.py`), and for the scale.
 
 Contributions are kept compressed until their round is complete and are then summed in
 the order of the workers, not of arrival, so the bits do not depend on timing.
@@ -26,10 +29,11 @@ from shoestring.errors import ShoestringError, WireError
 from shoestring.model.parts import unpack_used
 from shoestring.model.statistics import unpack
 from shoestring.server import rules
+from shoestring.server.commits import Commits
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger, Verdict
 from shoestring.server.members import Members
-from shoestring.wire.messages import WHOLE_ROUND, Decisions, Push
+from shoestring.wire.messages import WHOLE_ROUND, Commit, Decisions, Push
 
 AHEAD = 2  # rounds a worker may push before the part has finished them
 _SPARES = 8  # sums whose memory is kept
@@ -52,9 +56,11 @@ class Work:
     contributions: Sequence[Contribution]  # in worker order
     clip: bool
     workers: int = 1  # that the run has
+    skip: bool | None = None  # whether the round is; not known while a commit is missing
     total: Vector | None = None
+    is_void: bool = False  # the sum is not finite, though all that was summed is
     squares: float = 0.0
-    scale: float | None = None
+    scale: float | None = None  # to clip by
     reply: Reply | None = None
     culprit: int | None = None  # the worker whose bytes could not be decoded
 
@@ -66,27 +72,39 @@ class Work:
     def is_saved(self) -> bool:
         return any(item.push.save for item in self.contributions)
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether all is known that the update needs. Whoever finds that out runs the work once more."""
+        return self.skip is not None and (self.skip or self.is_void or self.scale is not None)
+
+    @property
+    def has_norm(self) -> bool:
+        """Whether the norm over all parts is waited for, of which this part's is known."""
+        return self.clip and self.total is not None and self.scale is None
+
     def run(self) -> None:
-        """Sum, and where no clipping is to be waited for, update and encode."""
+        """Sum, and once all is known that the update needs, update and encode."""
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for
             self._run()
 
     def _run(self) -> None:
         holding = self.rounds.holding
-        if any(item.push.skip for item in self.contributions):
-            self.reply = self._mark(holding.hold(self.seq))
-            return
-        if self.total is None:
-            total = self._sum()
+        is_summed = self.total is not None or self.is_void
+        if not is_summed and not self.skip and not any(item.push.skip for item in self.contributions):
+            total = self.total = self._sum()
             # Finite gradients can have a sum that is not. The first test is cheap, and enough but for that.
             is_finite = np.isfinite(total.sum()) or np.isfinite(total).all()
-            if not is_finite and not holding.is_mean:
-                self.reply = self._mark(holding.hold(self.seq))
-                return
-            self.total = total
-            if self.clip:
+            self.is_void = not is_finite and not holding.is_mean
+            if self.is_void:
+                self.let_go()
+            elif self.clip:
                 self.squares = rules.sum_squares(total, self._mean())
-                return
+        if not self.is_decided:
+            return
+        if self.skip or self.total is None:
+            self.reply = self._mark(holding.hold(self.seq))
+            self.let_go()
+            return
         wish = min(self.contributions, key=lambda item: (item.push.reply_cost, item.push.reply)).push
         self.reply = self._mark(
             holding.advance(
@@ -100,8 +118,13 @@ class Work:
                 fates=self.contributions[0].push.fates,
             )
         )
-        self.rounds.take_back(self.total)
-        self.total = None
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Give back the memory of the sum."""
+        if self.total is not None:
+            self.rounds.take_back(self.total)
+            self.total = None
 
     def _sum(self) -> Vector:
         part = self.rounds.holding.part
@@ -178,8 +201,9 @@ class PartRounds:
     holding: Holding
     ledger: PushLedger
     clip: bool = False
+    commits: Commits = field(default_factory=Commits)  # the shard's
     round: int = 0  # the last that all who take part have finished
-    work: Work | None = None  # being computed, or waiting for its scale
+    work: Work | None = None  # being computed, or waiting for commits or its scale
     spares: list[Vector] = field(default_factory=list)  # memory for sums, shared with the shard's other parts
     _open: dict[int, dict[int, Contribution]] = field(default_factory=dict)  # whole rounds
     _queue: deque[Contribution] = field(default_factory=deque)  # pushes that wait for nobody
@@ -215,6 +239,11 @@ class PartRounds:
     @property
     def busy(self) -> bool:
         return self.work is not None
+
+    @property
+    def is_updating(self) -> bool:
+        """Whether the values may be changing in another thread."""
+        return self.work is not None and self.work.skip is not None
 
     @property
     def begun(self) -> int:
@@ -281,10 +310,36 @@ class PartRounds:
         if there and all(worker in there for worker in members.due(seq) or ()):
             taken = [there[worker] for worker in sorted(there)]
             self.work = Work(self, seq, taken, self.clip, members.expected)
-        elif self._queue:
-            item = self._queue[0]
+        elif (item := self._next_in_queue()) is not None:
             self.work = Work(self, item.push.seq, [item], False, members.expected)
+        if self.work is not None:
+            self.work.scale = None if self.work.clip else 1.0
+            self.look(self.work)
         return self.work
+
+    def look(self, work: Work) -> None:
+        """Find out whether the round of some work is skipped, if all have said so who push to it."""
+        pushes = [item.push for item in work.contributions]
+        commits = [self.commit_of(push) for push in pushes]
+        if all(commit is not None or not push.early for push, commit in zip(pushes, commits, strict=True)):
+            work.skip = any(push.skip for push in pushes) or any(c is not None and c.skip for c in commits)
+
+    def commit_of(self, push: Push) -> Commit | None:
+        """What the worker of a push has said of its step."""
+        return self.commits.of(push.worker, push.incarnation, push.seq)
+
+    def _next_in_queue(self) -> Contribution | None:
+        """The first push that waits for nobody and may be applied: each worker's in their order."""
+        waiting: set[int] = set()
+        for item in self._queue:
+            if item.worker not in waiting and not self._is_open(item):
+                return item
+            waiting.add(item.worker)
+        return None
+
+    def _is_open(self, item: Contribution) -> bool:
+        """Whether a push came before its worker's step, of which nothing is known yet."""
+        return item.push.early and self.commit_of(item.push) is None
 
     def finish(self, work: Work) -> Reply:
         """Record finished work; return what brings the workers up to date."""
@@ -298,7 +353,8 @@ class PartRounds:
             self.round = self._last_whole = work.seq
             self._open.pop(work.seq, None)
         else:
-            item = self._queue.popleft()
+            item = work.contributions[0]
+            self._queue.remove(item)
             if self.ledger.incarnation(item.worker) == item.push.incarnation:
                 self._held.append(item)
         self.version = work.reply.version
@@ -306,15 +362,16 @@ class PartRounds:
         self._trim()
         return work.reply
 
-    def drop(self, work: Work, worker: int | None = None) -> None:
-        """Give up work: one worker's contribution is forgotten and the others wait on, or all are."""
+    def drop(self, work: Work, workers: Collection[int] | None = None) -> None:
+        """Give up work: what some workers have contributed is forgotten and the others wait on, or all is."""
         self.work = None
+        work.let_go()
         if not work.is_whole:
-            self._queue.popleft()
+            self._queue.remove(work.contributions[0])
             return
         items = self._open[work.seq]
         for item in work.contributions:
-            if worker in (None, item.worker):
+            if workers is None or item.worker in workers:
                 del items[item.worker]
         if not items:
             del self._open[work.seq]
@@ -355,7 +412,7 @@ class PartRounds:
         """The whole part as it is now; `None` while it is being worked on."""
         if self._log and self._log[-1].is_full and self._log[-1].version == self.version:
             return self._log[-1]
-        if self._full is None and self.work is None:
+        if self._full is None and not self.is_updating:
             self._full = replace(self.holding.full(self.round), statistics=self.holding.history.pack())
         return self._full
 
@@ -394,7 +451,21 @@ class PartRounds:
         self._have.pop(worker, None)
         self._given.pop(worker, None)
         self._held = [item for item in self._held if item.worker != worker]
+        self._forget_open(worker)
         self._trim()
+
+    def _forget_open(self, worker: int) -> None:
+        """Drop pushes of a worker that is gone before it has said whether it takes the step."""
+        taken = self.work.contributions if self.work is not None else ()
+
+        def stays(item: Contribution) -> bool:
+            return item.worker != worker or item in taken or not self._is_open(item)
+
+        for seq, items in list(self._open.items()):
+            self._open[seq] = {who: item for who, item in items.items() if stays(item)}
+            if not self._open[seq]:
+                del self._open[seq]
+        self._queue = deque(item for item in self._queue if stays(item))
 
     def _note(self, worker: int, have: int) -> None:
         self._have[worker] = max(have, self._have.get(worker, 0))

@@ -6,12 +6,11 @@ are described in its terms.
 
 from collections.abc import Callable
 
-import numpy as np
-
 from shoestring.checkpoint.part import PartMarks, PartValues, SavedParts
 from shoestring.checkpoint.snapshot import Snapshot
 from shoestring.server.holding import Holding
 from shoestring.server.ledger import Mark, PushLedger
+from shoestring.server.masters import MasterHolding
 from shoestring.server.rounds import PartRounds
 
 
@@ -22,6 +21,7 @@ def values_of(holding: Holding) -> PartValues:
         index=holding.part.index,
         params=holding.params,
         feedback=holding.feedback,
+        held=holding.values if isinstance(holding, MasterHolding) else None,
         steps=holding.steps,
         optimizer=holding.state,
         statistics={history.digest: history.sums} if history.layers else {},
@@ -31,7 +31,7 @@ def values_of(holding: Holding) -> PartValues:
 def marks_of(rounds: PartRounds) -> PartMarks:
     """How far a part has come, as its finished rounds left it."""
     ledger = {str(worker): (mark.incarnation, mark.seq) for worker, mark in rounds.ledger.marks().items()}
-    return PartMarks(rounds.version, rounds.round, rounds.holding.feedback is not None, ledger)
+    return PartMarks(rounds.version, rounds.round, rounds.holding.has_feedback, ledger)
 
 
 def restorer(snapshot: Snapshot) -> Callable[[Holding], tuple[int, PushLedger]]:
@@ -41,7 +41,7 @@ def restorer(snapshot: Snapshot) -> Callable[[Holding], tuple[int, PushLedger]]:
     def restore(holding: Holding) -> tuple[int, PushLedger]:
         marks = saved.marks(holding.part.index)
         if marks.has_kept:
-            holding.feedback = np.zeros_like(holding.params)
+            holding.begin_feedback()
         saved.fill(values_of(holding))
         holding.version, holding.has_values = marks.version, True
         ledger = {int(worker): Mark(*mark) for worker, mark in marks.ledger.items()}

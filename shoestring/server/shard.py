@@ -18,9 +18,18 @@ from shoestring.codec.base import Vector
 from shoestring.errors import JoinError, ShoestringError, StaleWorkerError, WireError
 from shoestring.model.layers import CHANNEL_LIMIT
 from shoestring.model.parts import assign, layers_of
-from shoestring.model.table import Table, check_table, first_difference, parts_of, read_table
+from shoestring.model.table import (
+    Table,
+    check_table,
+    first_difference,
+    parts_of,
+    precision_of,
+    read_table,
+)
+from shoestring.server.commits import Commits
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger
+from shoestring.server.masters import MasterHolding
 from shoestring.server.means import MeanHolding
 from shoestring.server.members import Member, Members
 from shoestring.server.rounds import PartRounds, Work
@@ -58,8 +67,11 @@ class Shard:
         self.is_filled: set[int] = set()
         self._pulls: dict[tuple[int, int], say.Pull] = {}  # by part and worker: the part is not there yet
         self._asks: dict[tuple[int, int], say.Ask] = {}  # by part and worker: the part is being worked on
-        self._clipped: dict[int, dict[int, Work]] = {}  # by round, by part: sums that wait for a scale
-        self._scaled: list[Work] = []
+        self._commits = Commits()
+        self._waiting: dict[
+            int, dict[int, Work]
+        ] = {}  # by round, by part: sums; commits or a scale are missing
+        self._decided: list[Work] = []
         self._stirred: set[int] = set()  # parts that may have work
         self._spares: list[Vector] = []  # memory for sums, used again
         self._records = Records(waits_for_workers=self.index == 0)
@@ -101,6 +113,8 @@ class Shard:
                 self._init(member, message.part, payload)
             case say.Pull():
                 self._pull(member, message)
+            case say.Commit():
+                self._commit(member, message)
             case say.Scale():
                 self._scale(message)
             case say.Ask():
@@ -207,8 +221,13 @@ class Shard:
                 )
             try:
                 groups = [table.tensors[piece.tensor].group for piece in part.pieces]
-                kind = MeanHolding if table.rule.kind == "mean" else Holding
-                holding = kind(part, table.rule, groups, layers)
+                precision = precision_of(part, table.tensors)
+                if table.rule.kind == "mean":
+                    holding: Holding = MeanHolding(part, table.rule, groups, layers)
+                elif table.rule.moves_parameters and precision.is_narrow:
+                    holding = MasterHolding(part, table.rule, groups, layers, precision=precision)
+                else:
+                    holding = Holding(part, table.rule, groups, layers)
             except MemoryError:
                 raise JoinError(
                     f"the model does not fit into the memory of shard {self.index}",
@@ -218,7 +237,10 @@ class Shard:
             if restored is not None:
                 self.is_filled.add(part.index)
             done, ledger = restored or (0, PushLedger())
-            parts[part.index] = PartRounds(holding, ledger, table.clip_norm > 0, done, spares=self._spares)
+            is_clipped = table.clip_norm > 0
+            parts[part.index] = PartRounds(
+                holding, ledger, is_clipped, self._commits, done, spares=self._spares
+            )
         return parts
 
     def _begun(self) -> int:
@@ -234,6 +256,7 @@ class Shard:
                 rounds.ledger.refuse_older(member.worker, member.incarnation)
             for rounds in self.parts.values():
                 rounds.enter(member.worker, member.incarnation, first)
+            self._commits.forget_older(member.worker, member.incarnation)
             self.members.enter(member, first)
             self._stirred.update(self.parts)
             for index in self.parts:
@@ -306,11 +329,12 @@ class Shard:
         rounds, worker = self._rounds_of(ask.part), member.worker
         if not member.entered:
             raise WireError("a question from a worker that has not entered", hint="start the worker again")
-        clipped = self._clipped.get(ask.seq, {}).get(ask.part)
+        waiting = self._waiting.get(ask.seq, {}).get(ask.part)
         if not rounds.has(worker, ask.seq):
             self._send(member.identity, say.Missing(ask.part, ask.seq))
-        elif clipped is not None:
-            self._send(member.identity, say.Norm(ask.part, ask.seq, clipped.squares))
+        elif waiting is not None:
+            if waiting.has_norm:
+                self._send(member.identity, say.Norm(ask.part, ask.seq, waiting.squares))
         elif rounds.ledger.seq(worker) >= ask.seq and not rounds.is_held(worker, ask.seq):
             replies = rounds.answer(worker, ask.seq, ask.have)
             if replies is None:
@@ -328,8 +352,8 @@ class Shard:
 
     def next_work(self) -> Work | None:
         """Return an update that is ready to be computed, the lowest part first."""
-        if self._scaled:
-            return self._scaled.pop(0)
+        if self._decided:
+            return self._decided.pop(0)
         for index in sorted(self._stirred):
             if index in self.is_filled:
                 work = self.parts[index].next_work(self.members)
@@ -342,11 +366,13 @@ class Shard:
     def finish(self, work: Work) -> None:
         """Take back computed work and answer the workers."""
         rounds, index = work.rounds, work.rounds.holding.part.index
-        if work.reply is None:  # clipping: the norm over all parts and shards comes first
-            self._clipped.setdefault(work.seq, {})[index] = work
-            for member in self._contributors(work):
-                self._send(member.identity, say.Norm(index, work.seq, work.squares))
+        if work.reply is None:
+            self._waiting.setdefault(work.seq, {})[index] = work
+            if work.has_norm:  # clipping: the norm over all parts and shards comes first
+                for member in self._contributors(work):
+                    self._send(member.identity, say.Norm(index, work.seq, work.squares))
             self._drop_orphans()
+            self._decide(work.seq)
             return
         reply = rounds.finish(work)
         self._stirred.add(index)
@@ -368,7 +394,7 @@ class Shard:
             for member in members:
                 self.refuse(member.identity, error)
             return
-        work.rounds.drop(work, work.culprit)
+        work.rounds.drop(work, [work.culprit])
         self._stirred.add(work.rounds.holding.part.index)
         for member in members:
             if member.worker == work.culprit:
@@ -422,15 +448,22 @@ class Shard:
         self._report_saved()
 
     def _drop_orphans(self) -> None:
-        """Give up rounds that wait for a scale when all who could name it are gone."""
-        for seq, works in list(self._clipped.items()):
+        """Give up sums that wait for what nobody can say any more.
+
+        A scale can be named by all who have pushed to the round, a commit by one alone: what that one
+        has pushed is dropped, and the others' is summed anew.
+        """
+        for works in list(self._waiting.values()):
             for index, work in list(works.items()):
-                if not self._contributors(work):
-                    work.rounds.drop(work)
+                there = {member.worker for member in self._contributors(work)}
+                pushes = [item.push for item in work.contributions]
+                lost = [p.worker for p in pushes if p.early and not work.rounds.commit_of(p)]
+                lost = [worker for worker in lost if worker not in there]
+                if lost or not there:
+                    work.rounds.drop(work, lost or None)
                     self._stirred.add(index)
                     del works[index]
-            if not works:
-                del self._clipped[seq]
+        self._waiting = {seq: works for seq, works in self._waiting.items() if works}
 
     def _entered(self) -> dict[int, Member]:
         return {member.worker: member for member in self.members if member.present and member.entered}
@@ -445,6 +478,7 @@ class Shard:
                 "version": reply.version,
                 "seq": seq,
                 "squares": reply.squares,
+                "skip": reply.skip,
                 "statistics": reply.statistics,
                 "decisions": reply.decisions,
                 "used": reply.used,
@@ -481,10 +515,29 @@ class Shard:
         if not 0.0 <= scale.scale <= 1.0:
             raise WireError(f"a scale of {scale.scale}", hint="check both sides' versions")
         # Whoever knows the norm has heard of every part: all that need it are here.
-        works = self._clipped.pop(scale.seq, {})
+        for work in self._waiting.get(scale.seq, {}).values():
+            if work.scale is None:
+                work.scale = scale.scale
+        self._decide(scale.seq)
+
+    def _commit(self, member: Member, commit: say.Commit) -> None:
+        if not member.entered:
+            raise WireError("a commit from a worker that has not entered", hint="start the worker again")
+        self._commits.add(member.worker, member.incarnation, commit)
+        self._stirred.update(self.parts)  # pushes that wait for nobody else
+        self._decide(commit.seq)
+
+    def _decide(self, seq: int) -> None:
+        """Go on with the sums of a round of which all is known now, the lowest part first."""
+        works = self._waiting.get(seq, {})
         for index in sorted(works):
-            works[index].scale = scale.scale
-            self._scaled.append(works[index])
+            work = works[index]
+            if work.skip is None:
+                work.rounds.look(work)
+            if work.is_decided:
+                self._decided.append(works.pop(index))
+        if not works:
+            self._waiting.pop(seq, None)
 
     def _contributors(self, work: Work) -> Sequence[Member]:
         lives = {item.worker: item.push.incarnation for item in work.contributions}

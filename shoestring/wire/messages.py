@@ -1,15 +1,16 @@
 """What workers and shards say to each other.
 
 A message is a header (one of the classes below) and one payload, possibly empty.
-Workers say `Hello, Enter, Init, Pull, Push, Scale, Ask, Saved, AskSnapped, Beat, Leave`; shards
+Workers say `Hello, Enter, Init, Pull, Push, Commit, Scale, Ask, Saved, AskSnapped, Beat, Leave`; shards
 answer with `Welcome, Entered, Full, Delta, Norm, Missing, Recorded, Snapped, Refusal, Beat, Left`.
 
 The order of a worker's life: `Hello` with the table of the model as payload, answered
 by `Welcome`; `Enter`, naming the first round it will take part in, answered by
 `Entered`; then `Pull` for each part, answered by `Full`, or for the first worker by `Missing`
 where the shard holds nothing yet, whereupon it sends `Init` and asks again.
-After that a `Push` a part and round, each answered by a `Full` or a `Delta`; at the end `Leave`,
-answered by `Left`.
+After that a `Push` a part and round, each answered by a `Full` or a `Delta`, and, where pushes are made
+before it is known whether the step is taken, a `Commit` a shard and round; at the end `Leave`, answered
+by `Left`.
 
 Every question is repeated until it is answered, so each may arrive twice. A push is named by whom
 it counts for, that worker's incarnation, and `seq`, the round it belongs to. The answer to it is its
@@ -146,6 +147,7 @@ class Push(Message, tag=7, kw_only=True):
     # `Fate` each; empty: steps were taken with all of them.
     fates: Annotated[bytes, Meta(max_length=1 << 20)] = b""
     news: Annotated[bytes, Meta(max_length=NEWS_LIMIT)] = b""  # what the first worker tells all others
+    early: bool = False  # it counts once the worker's `Commit` of the round has come
 
 
 class Full(Message, tag=8, kw_only=True):
@@ -160,6 +162,7 @@ class Full(Message, tag=8, kw_only=True):
     decisions: Decisions | None = None
     used: bytes = b""  # where workers update: the pieces that had a gradient on any of them, empty: all
     news: bytes = b""
+    skip: bool = False  # the round was skipped: a worker's gradient was not finite
 
 
 class Delta(Message, tag=9, kw_only=True):
@@ -175,6 +178,7 @@ class Delta(Message, tag=9, kw_only=True):
     decisions: Decisions | None = None
     used: bytes = b""
     news: bytes = b""
+    skip: bool = False
 
 
 class Norm(Message, tag=10):
@@ -254,6 +258,17 @@ class AskSnapped(Message, tag=21):
     round: int
 
 
+class Commit(Message, tag=22):
+    """All pushes of a round are made; `skip`: one of them, to whichever shard, was not finite.
+
+    No part is updated before all who push to the round have said so; if one skips it, all parts do.
+    It is sent again with every `Ask`.
+    """
+
+    seq: Round
+    skip: bool = False
+
+
 Any = (
     Hello
     | Welcome
@@ -276,4 +291,5 @@ Any = (
     | Left
     | Recorded
     | AskSnapped
+    | Commit
 )

@@ -13,11 +13,13 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from shoestring.checkpoint.saver import Feedback, Reports, Saver
 from shoestring.checkpoint.schedule import schedule_for
 from shoestring.checkpoint.snapshot import Snapshot
+from shoestring.checkpoint.tensorfile import STAND_INS
 from shoestring.checkpoint.worker import Tensors, WorkerState, read_worker
 from shoestring.errors import SnapshotError, UsageError
 from shoestring.model.table import Table
@@ -106,7 +108,7 @@ class ScriptCapture:
                     raise SnapshotError(
                         f"`buffer.{name}` of `{snapshot.folder}` does not fit the model", hint=_OTHER_MODEL
                     )
-                buffer.copy_(torch.from_numpy(values))
+                buffer.copy_(_tensor(values))
 
     def _refuse_other_model(self, snapshot: Snapshot) -> None:
         for own, saved in zip_longest(self._table_facts(), snapshot.manifest.facts.get("table", [])):
@@ -117,7 +119,11 @@ class ScriptCapture:
                 )
 
     def _table_facts(self) -> list[list[Any]]:
-        return [[tensor.name, list(tensor.shape), tensor.group] for tensor in self._table.tensors]
+        rows = [[tensor.name, list(tensor.shape), tensor.group] for tensor in self._table.tensors]
+        for row, tensor in zip(rows, self._table.tensors, strict=True):
+            if tensor.dtype != "float32":  # that of checkpoints which say nothing
+                row.append(tensor.dtype)
+        return rows
 
     def _untrained(self) -> dict[str, torch.Tensor]:
         """Buffers and frozen parameters, by name."""
@@ -195,7 +201,21 @@ def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copy(tensor: torch.Tensor) -> Any:
-    return tensor.detach().cpu().numpy().copy()
+    own = tensor.detach().cpu()
+    stand_in = STAND_INS.get(str(own.dtype).removeprefix("torch."))
+    if stand_in is None:
+        return own.numpy().copy()
+    bits = own.contiguous().view(torch.int16 if stand_in.itemsize == 2 else torch.uint8)
+    return bits.numpy().copy().view(stand_in)
+
+
+def _tensor(values: NDArray[Any]) -> torch.Tensor:
+    """A copy of what `_copy` has made, as a tensor again."""
+    if not values.dtype.names:
+        return torch.from_numpy(values.copy())
+    bits = torch.from_numpy(values.view(np.int16 if values.itemsize == 2 else np.uint8).copy())
+    dtype: torch.dtype = getattr(torch, values.dtype.names[0])
+    return bits.view(dtype)
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
@@ -213,7 +233,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
     state: dict[int, dict[str, torch.Tensor]] = {}
     for name, values in tensors.items():
         index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = torch.from_numpy(values.copy())
+        state.setdefault(int(index), {})[key] = _tensor(values)
     whole = optimizer.state_dict()
     whole["state"] = state
     optimizer.load_state_dict(whole)

@@ -24,6 +24,7 @@ from shoestring.codec.registry import LOSSLESS, codec_of, make
 from shoestring.compiled.scratch import room
 from shoestring.errors import NonFiniteError
 from shoestring.model.parts import Part, pack_used
+from shoestring.model.precision import Precision
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND, Decisions
 from shoestring.worker.batchnorm.statistics import SharedStatistics
@@ -31,6 +32,7 @@ from shoestring.worker.device import GpuCodecs, Ready, gpu_feedback, on, to_stde
 from shoestring.worker.exchange import Exchange
 from shoestring.worker.module.buffers import SharedBuffers
 from shoestring.worker.protocol.worker import Answer
+from shoestring.worker.rounding import rounded
 
 if TYPE_CHECKING:
     from shoestring.codec.dct.gpu import GpuDct, GpuFeedback
@@ -96,6 +98,8 @@ class Terms:
     bound: int = WHOLE_ROUND
     save: bool = False
     decisions: Decisions | None = None  # with the push of the first part
+    early: bool = False  # values are pushed before it is known whether the step is taken
+    skip: bool = False  # values are not finite
 
 
 @dataclass(frozen=True)
@@ -119,16 +123,21 @@ class PartCoder:
         parts: Sequence[Part],
         statistics: SharedStatistics,
         notice: Callable[[str], None] = to_stderr,
+        precisions: Sequence[Precision] = (),
         buffers: SharedBuffers | None = None,
     ) -> None:
         self.exchange = exchange
         self.parts = tuple(parts)
+        narrow = (precision.is_narrow for precision in precisions)
+        self._narrow = {index: precisions[index] for index, is_narrow in enumerate(narrow) if is_narrow}
         self.statistics = statistics
         self._buffers = buffers
         self._gpu = GpuCodecs([part.layout for part in parts], notice)
         self._feedback: list[Feedback | GpuFeedback | None] = [None] * len(parts)
         self._weights = [1.0] * len(parts)  # of the last push of each
         self._skipped: deque[tuple[int, str]] = deque()
+        self._not_finite: deque[int] = deque(maxlen=4)  # rounds with a push that was not
+        self.is_skipped = False  # whether the round was whose answers came in last
 
     def take_skipped(self) -> list[tuple[int, str]]:
         """The pushes that were not finite since the last call, as (round, what)."""
@@ -151,33 +160,52 @@ class PartCoder:
     def collect(self, seq: int, target: Target, *, is_whole: bool = True) -> Decisions | None:
         """Wait for a round, and bring the target up to date with it; return what was decided."""
         decisions: Decisions | None = None
+        self.is_skipped = not self.is_finite(seq)
 
         def take(answer: Answer) -> None:
             nonlocal decisions
             part, message = self.parts[answer.message.part], answer.message
             decisions = message.decisions or decisions
+            self.is_skipped |= message.skip and is_whole  # else it may be another worker's
             if message.statistics:
                 self.statistics.hear(part.index, message.version, seq, message.statistics, is_whole=is_whole)
             if message.news and self._buffers is not None:
                 self._buffers.hear(part.index, message.news)
             target.expect(part, message.used)
             if isinstance(message, say.Full):
-                target.write(part, np.frombuffer(answer.payload, np.float32))
+                narrow, payload = self._narrow.get(part.index), answer.payload
+                values = np.frombuffer(payload, np.float32) if narrow is None else narrow.unpack(payload)
+                target.write(part, values)
             elif message.codec:
                 self._add(target, part, codec_of(message.codec), answer.payload)
 
         self.exchange.collect(seq, take)
+        if self.is_skipped:
+            # What is left over is of gradients that nobody has taken; they may be large.
+            self._feedback = [None] * len(self.parts)
         return decisions
 
+    def is_finite(self, seq: int) -> bool:
+        """Whether all pushes of round `seq`, one of the last, are finite; after `exchange.wait_sent`."""
+        return seq not in self._not_finite
+
     def lend(self, part: Part, target: Target) -> None:
-        """Add the feedback of a part to the target; what rounding leaves out of the sum stays feedback."""
-        feedback = self._feedback[part.index]
+        """Add the feedback of a part to its parameters; what they cannot hold of the sum stays feedback."""
+        feedback, narrow = self._feedback[part.index], self._narrow.get(part.index)
         if isinstance(feedback, Feedback):
             with target.on_host(part) as values:
                 feedback.lend(values)
+                if narrow is not None:
+                    exact = values.copy()
+                    narrow.round(values)
+                    feedback.add(exact - values)
         elif feedback is not None:
             with on(feedback.device), target.on_device(part) as own:
                 feedback.lend(own)
+                if narrow is not None:
+                    held = rounded(own, narrow)
+                    feedback.add(own - held)
+                    own.copy_(held)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The feedback of all parts, and this worker's share of statistics, for a checkpoint."""
@@ -219,7 +247,7 @@ class PartCoder:
     ) -> tuple[say.Push, memoryview]:
         with nullcontext() if source.ready is None else source.ready.beside():
             self._weigh(part, terms.weight)
-            coded = self._code(part, terms, source, gpu)
+            coded = self._nothing(part, terms) if terms.skip else self._code(part, terms, source, gpu)
         push = say.Push(
             part=part.index,
             seq=terms.seq,
@@ -231,6 +259,7 @@ class PartCoder:
             used=b"" if coded.used.all() else pack_used(coded.used),
             bound=terms.bound,
             skip=coded.is_skipped,
+            early=terms.early,
             save=terms.save,
             slot=coded.slot,
             statistics=statistics,
@@ -257,8 +286,18 @@ class PartCoder:
         except NonFiniteError as error:
             slot, is_skipped = -1, True
             payload = np.empty(0, np.uint8)
+            if self.is_finite(terms.seq):
+                self._not_finite.append(terms.seq)
             self._skipped.append((terms.seq, f"part {part.index}: {error.message}"))
         return Coded(terms.setting.push, payload, used, slot, is_skipped)
+
+    def _nothing(self, part: Part, terms: Terms) -> "Coded":
+        """What is said of a part in a round that this worker skips as a whole."""
+        if self.is_finite(terms.seq):
+            self._not_finite.append(terms.seq)
+            self._skipped.append((terms.seq, "NaN or infinity in what the parameters moved by"))
+        used = np.ones(len(part.pieces), bool)
+        return Coded(terms.setting.push, np.empty(0, np.uint8), used, is_skipped=True)
 
     def _weigh(self, part: Part, weight: float) -> None:
         """Scale the feedback of a part, so that it counts in this push as it would have in its own."""
@@ -291,7 +330,9 @@ class PartCoder:
     def _encode_values(self, part: Part, codec: Codec, values: Vector) -> Payload:
         feedback = self._feedback_here(part)
         if codec.name == LOSSLESS:
-            if not math.isfinite(float(values.sum())):  # cheap; a sum may overflow, so look closer
+            with np.errstate(over="ignore", invalid="ignore"):
+                is_finite = math.isfinite(float(values.sum()))  # cheap; a sum may overflow, so look closer
+            if not is_finite:
                 refuse_non_finite(values, part.layout)
             self._feedback[part.index] = None
             return values.view(np.uint8)

@@ -143,6 +143,10 @@ class Exchange:
             self._unsent += 1
         self._do(lambda now: self._push(part, encode))
 
+    def commit(self, commit: say.Commit) -> None:
+        """Say what becomes of a round, whose pushes have all been submitted before."""
+        self._do(lambda now: self._protocol.commit(commit))
+
     def wait_sent(self) -> None:
         """Return when all submitted pushes have been read and encoded."""
         with self._changed:

@@ -1,8 +1,9 @@
 """The optimizer a script gets from `wrap`: steps become rounds with the shards.
 
-It is a torch optimizer over the same parameter groups, so schedulers and `zero_grad` work
-on it as on the one it replaces. What a step does depends on the sync policy: see
-`gradients.py` (the update on the shards) and `differences.py` (local steps).
+It stands in for the torch optimizer that it was made from: `param_groups` and `state` are that one's,
+so schedulers (made before `wrap` or after), `zero_grad` and checkpoints work on it as they did. What a
+step does depends on the sync policy: see `gradients.py` (the update on the shards) and `differences.py`
+(local steps).
 """
 
 from collections.abc import Callable
@@ -18,6 +19,16 @@ from shoestring.worker.rounds.differences import DifferenceRounds
 from shoestring.worker.rounds.gradients import GradientRounds
 from shoestring.worker.trial import Trial
 
+# Torch keeps them in dictionaries: those of the optimizer that was wrapped are used on.
+_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+
 
 class SharedOptimizer(torch.optim.Optimizer):
     """Takes the place of the optimizer given to `wrap`."""
@@ -30,14 +41,37 @@ class SharedOptimizer(torch.optim.Optimizer):
         reporter: Reporter,
     ) -> None:
         self._is_made = False
-        super().__init__(inner.param_groups, inner.defaults)
         self.inner = inner
+        super().__init__(inner.param_groups, inner.defaults)
+        is_local = isinstance(driver, DifferenceRounds)  # then the inner optimizer steps, and calls its hooks
+        for name in _HOOKS[2 if is_local else 0 :]:
+            setattr(self, name, getattr(inner, name))
         self.driver = driver
         self._saver = saver
         self._reporter = reporter
         self._trial = Trial()
         self._samples = 0
         self._is_made = True
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of the optimizer that was wrapped: one object for script, schedulers and shards."""
+        return self.inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if self._is_made:  # torch sets it while this is being made
+            self.inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The state of the optimizer that was wrapped."""
+        return self.inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if self._is_made:
+            self.inner.state = state
 
     @property
     def steps(self) -> int:
@@ -55,9 +89,30 @@ class SharedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         if self.driver.step() and self._saver is not None:
             self._saver.round_ended(self.driver.rounds, self.driver.steps)
+        # What schedulers look at that were made before `wrap`: their optimizer has taken a step.
+        self.inner._opt_called = True  # type: ignore[attr-defined]
         self._reporter.step_done(self.driver.steps, self._samples)
         self._samples = 0
         return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state as torch does; what does not fit is refused and changes nothing."""
+        before = self.inner.param_groups, self.inner.state
+        try:
+            super().load_state_dict(state_dict)
+            self.driver.check_groups()
+        except Exception:
+            self.inner.param_groups, self.inner.state = before
+            raise
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take groups and state that were loaded."""
+        if "inner" not in self.__dict__:
+            raise _copied()
+        self.inner.__setstate__(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise _copied()
 
     def report(
         self, *, loss: float | None = None, samples: int | None = None, total: int | None = None
@@ -89,4 +144,10 @@ class SharedOptimizer(torch.optim.Optimizer):
                 "parameters cannot be added after `wrap`",
                 hint="build the optimizer with all groups, then wrap it",
             )
-        super().add_param_group(param_group)
+
+
+def _copied() -> UsageError:
+    return UsageError(
+        "a wrapped optimizer cannot be copied or pickled: it is connected to the run's shards",
+        hint="save and load `optimizer.state_dict()`",
+    )

@@ -44,8 +44,30 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Rule:
 
 
 def hyper_of(rule: Rule, groups: list[dict[str, Any]]) -> list[list[float]]:
-    """Return each group's hyperparameters as they are now, in the order of the rule's names."""
+    """Return each group's hyperparameters as they are now, in the order of the rule's names.
+
+    Raise if the groups have come to want another rule than the one that the shards follow.
+    """
+    wanted = {
+        "nesterov": rule.nesterov,
+        "maximize": rule.maximize,
+        "amsgrad": rule.amsgrad,
+        "decoupled_weight_decay": rule.kind == "adamw",
+    }
+    for group in groups:
+        for setting, value in wanted.items():
+            if bool(group.get(setting, value)) != value:
+                raise _not_the_rule(setting, group[setting], value)
+        if rule.kind == "sgd" and group["momentum"] != 0 and not rule.momentum:
+            raise _not_the_rule("momentum", group["momentum"], 0)
     return [[_value(group, name) for name in rule.hyper_names] for group in groups]
+
+
+def _not_the_rule(setting: str, value: Any, before: Any) -> RuleError:
+    return RuleError(
+        f"`{setting}` of the optimizer is {value}, and was {before} when it was wrapped",
+        hint=f"give the optimizer its `{setting}` before `wrap`: the shards keep to the rule of then",
+    )
 
 
 def _value(group: dict[str, Any], name: str) -> float:

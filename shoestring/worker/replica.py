@@ -1,8 +1,9 @@
 """The model's parameters, seen as the parts that travel.
 
-Values cross between tensors, wherever they lie, and flat float32 vectors of a part, on the
-host or on the device where the tensors are. Only trainable parameters take part; frozen ones
-are left alone. Weights that are shared by several modules are one parameter.
+Values cross between tensors, wherever they lie and whatever they are made of, and flat float32
+vectors of a part, on the host or on the device where the tensors are. What is written is rounded to
+what the parameters are made of. Only trainable parameters take part; frozen ones are left alone.
+Weights that are shared by several modules are one parameter.
 """
 
 import contextlib
@@ -20,8 +21,12 @@ from shoestring.compiled.scratch import room
 from shoestring.errors import UsageError
 from shoestring.model import table
 from shoestring.model.parts import Part, cut
+from shoestring.model.precision import DTYPES
 from shoestring.worker import device
 from shoestring.worker.device import common_device
+
+_COMPLEX = "train the real and the imaginary part as a parameter each, and join them by `torch.complex`"
+_CURES = {"complex64": _COMPLEX, "complex128": _COMPLEX, "complex32": _COMPLEX}
 
 
 class Replica:
@@ -33,7 +38,7 @@ class Replica:
         optimizer: torch.optim.Optimizer | None,
         only: Collection[nn.Parameter] | None = None,
     ) -> None:
-        """`only`: leave out all parameters but these."""
+        """Without an optimizer only gradients travel. `only`: leave out all parameters but these."""
         groups: dict[Tensor, int] = {
             parameter: index
             for index, group in enumerate([] if optimizer is None else optimizer.param_groups)
@@ -50,11 +55,12 @@ class Replica:
             groups = dict.fromkeys(named, 0)
         self.parameters = [parameter for parameter in named if parameter in groups]
         self.tensors = tuple(
-            table.Tensor(named[parameter], tuple(parameter.shape), groups[parameter])
+            table.Tensor(named[parameter], tuple(parameter.shape), groups[parameter], _name(parameter.dtype))
             for parameter in self.parameters
         )
-        _check(self.parameters, named, groups, is_updated=optimizer is not None)
+        _check(self.parameters, named, groups, takes_float64=optimizer is None)
         self.parts = cut([tensor.shape for tensor in self.tensors])
+        self.precisions = [table.precision_of(part, self.tensors) for part in self.parts]
         self.parts_of_parameter: list[list[int]] = [[] for _ in self.parameters]
         for part in self.parts:
             for piece in part.pieces:
@@ -118,13 +124,13 @@ class Replica:
                 own.copy_(values)
             else:
                 # Not `torch.from_numpy(feedback)`: it is read-only, which torch does not know.
-                np.add(feedback[start:stop], values.cpu().numpy(), out=flat[start:stop])
+                np.add(feedback[start:stop], values.cpu().float().numpy(), out=flat[start:stop])
         return flat, used
 
     def gather(self, part: Part) -> Tensor:
         """Copy the parameters of a part into one vector on their device."""
         values = [_flat(parameter) for parameter in self.of(part)]
-        return torch.cat(_cut(part, values))
+        return torch.cat(_cut(part, values)).float()
 
     def gather_gradient(self, part: Part, feedback: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
         """Do what `read_gradient` does, on the device of the parameters."""
@@ -137,14 +143,14 @@ class Replica:
             else:
                 dense = gradient.to_dense() if gradient.is_sparse else gradient
                 pieces.append(_flat(dense)[piece.start : piece.stop])
-        flat = torch.cat(pieces)
+        flat = torch.cat(pieces).float()
         return (flat if feedback is None else flat.add_(feedback)), used
 
     def expect(self, part: Part, used: bytes) -> None:
         """Nothing to do: shards have left unused parameters as they were."""
 
     def write(self, part: Part, values: Vector | Tensor) -> None:
-        """Set the parameters of a part."""
+        """Set the parameters of a part; float32 is rounded to what they are made of."""
         home = self.home(part)
         if home is not None:
             home[:] = values
@@ -168,7 +174,7 @@ class Replica:
     def on_device(self, part: Part) -> Iterator[Tensor]:
         """Do what `on_host` does, on the device of the parameters."""
         first, piece = self.parameters[part.pieces[0].tensor].detach(), part.pieces[0]
-        if len(part.pieces) == 1 and first.is_contiguous():
+        if len(part.pieces) == 1 and first.is_contiguous() and first.dtype == torch.float32:
             yield first.view(-1)[piece.start : piece.stop]
             return
         copy = self.gather(part)
@@ -176,12 +182,14 @@ class Replica:
         self.write(part, copy)
 
     def _settle(self) -> None:
-        """Lay the parameters end to end in memory, where they are contiguous and on the CPU.
+        """Lay the parameters end to end in memory, where they are contiguous float32 on the CPU.
 
         Then a part is one run, and answers are decoded straight onto it.
         """
         self._starts = [0, *itertools.accumulate(part.size for part in self.parts)]
-        if not all(p.device.type == "cpu" and p.is_contiguous() for p in self.parameters):
+        if not all(
+            p.device.type == "cpu" and p.dtype == torch.float32 and p.is_contiguous() for p in self.parameters
+        ):
             return
         flat = torch.empty(self.total, dtype=torch.float32)
         start = 0
@@ -193,16 +201,26 @@ class Replica:
             start += parameter.numel()
         self._home = flat.numpy()
 
+    def is_finite(self) -> bool:
+        """Whether no parameter holds NaN or infinity."""
+        sums = [parameter.detach().sum() for parameter in self.parameters]
+        if bool(torch.stack([own.to(sums[0].device) for own in sums]).isfinite().all()):
+            return True
+        return all(bool(parameter.detach().isfinite().all()) for parameter in self.parameters)
+
     def digest(self) -> str:
         """A hash of all trained parameters, equal on replicas that hold the same bits."""
         digest = hashlib.sha256()
         for parameter in self.parameters:
-            digest.update(_flat(parameter).cpu().contiguous().numpy().data)
+            digest.update(_flat(parameter).cpu().contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def _pairs(self, part: Part, values: Vector | Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Each piece of a part as a writable view of its parameter, with its values beside it."""
-        flat = values if isinstance(values, Tensor) else torch.from_numpy(values)
+        if isinstance(values, Tensor):
+            flat = values
+        else:  # torch warns of memory that it may not write to, though it only reads this
+            flat = torch.from_numpy(values if values.flags.writeable else values.copy())
         for (start, stop), piece in zip(_places(part), part.pieces, strict=True):
             parameter = self.parameters[piece.tensor].detach()
             new = flat[start:stop].to(parameter.device)
@@ -228,12 +246,16 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1)
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _check(
     parameters: list[nn.Parameter],
     named: dict[nn.Parameter, str],
     groups: dict[Tensor, int],
     *,
-    is_updated: bool,
+    takes_float64: bool,
 ) -> None:
     for parameter in groups:
         if parameter.requires_grad and parameter not in named:
@@ -248,12 +270,17 @@ def _check(
                 hint="make the optimizer with `model.parameters()`, or freeze it: `requires_grad_(False)`",
             )
     for parameter in parameters:
-        if not is_updated and parameter.is_floating_point():
-            continue
-        if parameter.dtype != torch.float32:
+        dtype = _name(parameter.dtype)
+        if dtype == "float64" and not takes_float64:
             raise UsageError(
-                f"parameter `{named[parameter]}` is {parameter.dtype}, expected torch.float32",
-                hint="keep the parameters in float32 and use `torch.autocast` for lower precision",
+                f"parameter `{named[parameter]}` is torch.float64, and shards update in float32",
+                hint="`model.float()`; or `model = shoestring.wrap(model)`, which leaves the update to "
+                "the worker and rounds nothing but gradients",
+            )
+        if dtype not in DTYPES:
+            raise UsageError(
+                f"parameter `{named[parameter]}` is {parameter.dtype}, expected one of {', '.join(DTYPES)}",
+                hint=_CURES.get(dtype, "freeze it with `requires_grad_(False)`, or train it in bfloat16"),
             )
     if not parameters:
         raise UsageError("the model has no trainable parameters", hint="check `requires_grad`")

@@ -20,7 +20,9 @@ from shoestring.checkpoint.snapshot import Snapshot
 from shoestring.checkpoint.worker import WorkerState
 from shoestring.config import Run
 from shoestring.errors import UsageError
+from shoestring.observe import trackers
 from shoestring.observe.events import EventLog
+from shoestring.observe.tracking import Tracking
 from shoestring.server.saving import restorer
 from shoestring.server.serve import QUEUED, Service, listen
 from shoestring.server.shard import Shard
@@ -57,6 +59,8 @@ class Session:
 
     def __post_init__(self) -> None:
         self.sharing = Sharing(self.run.worker, self.run.workers, lambda: self.forwards)
+        self._tracking: Tracking | None = None  # until it is taken
+        self._is_tracked = False
         self._own_shard = ""
 
     def next_model(self) -> int:
@@ -92,8 +96,19 @@ class Session:
         """Note why a codec was chosen."""
         self.log.write("codec", worker=self.run.worker, spec=codec, why=why)
 
+    def take_tracking(self) -> Tracking | None:
+        """What tells the run's tracker, for who asks first; only the first worker has it."""
+        taken, self._tracking = self._tracking, None
+        return taken
+
     def connect(self, model: int = 0) -> Sockets:
-        """Open a socket to every shard for a model; for a run of its own, start its shard first."""
+        """Open a socket to every shard for a model; for a run of its own, start its shard first.
+
+        The run's tracker is opened too, where it may fail without others waiting for this worker.
+        """
+        if self.run.tracker and self.run.worker == 0 and not self._is_tracked:
+            self._is_tracked = True
+            self._tracking = self._open_tracking()
         context: zmq.SyncContext = zmq.Context.instance()
         addresses = self.run.shards
         if not addresses:
@@ -128,8 +143,16 @@ class Session:
 
     def notice(self, text: str) -> None:
         """Tell the user something, on stderr and in the event log."""
-        self.log.write("warn", text=text)
+        self.log.write("warn", text=text, is_printed=True)
         print(f"shoestring: worker {self.run.worker}: {text}", file=sys.stderr, flush=True)
+
+    def _open_tracking(self) -> Tracking:
+        tracker = trackers.open_tracker(self.run.tracker, self.run)
+        # The library may have something to do at the end of the process: this run ends before.
+        atexit.register(end)
+        tracking = Tracking(tracker, self.run.folder, self.notice)
+        self.closers.append(tracking.close)
+        return tracking
 
     def _start_shard(self, context: zmq.SyncContext) -> str:
         address = f"inproc://shoestring-{id(self)}-{self.life}"
@@ -158,6 +181,8 @@ def begin(run: Run) -> Session:
     """Make this process a worker of a run; a second call replaces the first."""
     global _session
     end()
+    if run.tracker and run.worker == 0:
+        trackers.check(run.tracker)  # before others wait for this worker
     log = EventLog(run.folder, f"worker-{run.worker}")
     _session = Session(run, secrets.token_hex(8), log)
     log.write("init", worker=run.worker, workers=run.workers)

@@ -12,6 +12,7 @@ from torch import nn
 from shoestring.checkpoint.saver import Saver
 from shoestring.checkpoint.schedule import schedule_for
 from shoestring.checkpoint.snapshot import Snapshot
+from shoestring.codec.base import Vector
 from shoestring.codec.registry import LOSSLESS, make
 from shoestring.codec.warmup import warm_up_dct
 from shoestring.errors import RuleError, UsageError
@@ -111,14 +112,21 @@ def _join_shards(
 ) -> SharedOptimizer:
     """Join with the update on the shards, or after local steps."""
     built = _build(here, model, optimizer, _rule(optimizer, asked.policy), asked)
-    entry, parts = _enter(here, model, built)
+    entry, parts, agreed = _enter(here, model, built, is_local=isinstance(asked.policy, LocalSteps))
     coder = PartCoder(
-        entry.exchange, built.replica.parts, built.statistics, notice=here.notice, buffers=built.buffers
+        entry.exchange,
+        built.replica.parts,
+        built.statistics,
+        notice=here.notice,
+        precisions=built.replica.precisions,
+        buffers=built.buffers,
     )
     saver = _resume(here, model, optimizer, built, entry, parts, coder, asked.policy)
     pilot = _pilot(here, built, entry, asked)
-    driver = _drive(here, optimizer, built, entry, coder, pilot, asked.policy)
+    driver = _drive(here, optimizer, built, entry, coder, pilot, asked.policy, agreed)
     reporter = here.report_to(Reporter, entry.exchange, coder, pilot)
+    if isinstance(driver, GradientRounds):
+        here.closers.append(driver.close)
     if saver is not None:
         here.closers.append(saver.close)
     _put_on(here, model, driver)
@@ -148,7 +156,9 @@ def _mean_rounds(
 ) -> MeanRounds:
     """Join the run with a model's parameters, or only some of them, for their mean gradient."""
     built = _build(here, model, None, _MEAN, asked, only)
-    entry, _ = _enter(here, model, built)
+    if any(row.dtype == "float64" for row in built.table.tensors):
+        here.notice("gradients of float64 parameters travel as float32")
+    entry, *_ = _enter(here, model, built)
     coder = MeanCoder(
         entry.exchange, built.replica.parts, built.statistics, notice=here.notice, buffers=built.buffers
     )
@@ -197,27 +207,34 @@ def _build(
     return _Built(replica, table, statistics, buffers, is_more=only is not None)
 
 
-def _enter(here: Session, model: nn.Module, built: _Built) -> tuple[Entry, list[say.Full]]:
+def _enter(
+    here: Session, model: nn.Module, built: _Built, *, is_local: bool = False
+) -> tuple[Entry, list[say.Full], dict[int, Vector]]:
     """Join all shards; afterwards every worker's model is the first one's, or what the shards hold.
 
-    Returns the parts as they came, too.
+    Returns the parts as they came, too; and for local steps the values of those that the replica rounds.
     """
     replica, is_mean = built.replica, built.table.rule == _MEAN
     came: list[say.Full] = []
+    agreed: dict[int, Vector] = {}
 
     def initial(part: int) -> memoryview:
         return memoryview(b"") if is_mean else replica.read(replica.parts[part]).view(np.uint8).data
 
     def take(answer: Answer) -> None:
         if not is_mean:
-            replica.write(replica.parts[answer.part], np.frombuffer(answer.payload, np.float32).copy())
+            precision = replica.precisions[answer.part]
+            values = precision.unpack(answer.payload).copy()
+            replica.write(replica.parts[answer.part], values)
+            if is_local and precision.is_narrow:
+                agreed[answer.part] = values
         if isinstance(answer.message, say.Full):
             came.append(answer.message)
 
     entry = enter(here, here.next_model(), built.table, replica.parts, initial=initial, take=take)
     if entry.first_round == 1:  # later, a checkpoint or the rounds bring it
         align(here, entry.model, _given(model, built))
-    return entry, came
+    return entry, came, agreed
 
 
 def _given(model: nn.Module, built: _Built) -> dict[str, torch.Tensor]:
@@ -280,6 +297,7 @@ def _drive(
     coder: PartCoder,
     pilot: Pilot,
     policy: Policy,
+    agreed: dict[int, Vector],
 ) -> GradientRounds | DifferenceRounds:
     """Make what turns the script's steps into rounds, as the policy says."""
     if isinstance(policy, LocalSteps):
@@ -291,6 +309,7 @@ def _drive(
             inner=optimizer,
             first_round=entry.first_round,
             sharing=here.sharing,
+            agreed=agreed,
         )
     return GradientRounds(
         built.replica,

@@ -17,7 +17,7 @@ def test_five_thousand_messages():
     assert summary.findings == []
     assert summary.is_clean
     assert summary.messages == 5000 == summary.errors + summary.decoded
-    assert summary.decoded > 300  # or no mutation gets past the checksum any more
+    assert summary.decoded > 200  # or no mutation gets past the checksum any more
 
 
 def test_command_prints_a_summary():

@@ -79,7 +79,7 @@ class Simulation:
 
     def params(self) -> list[bytes]:
         parts = {index: rounds for shard in self.shards for index, rounds in shard.parts.items()}
-        return [parts[index].holding.params.tobytes() for index in sorted(parts)]
+        return [parts[index].holding.values.tobytes() for index in sorted(parts)]
 
     def all_rounds(self):
         return [rounds for shard in self.shards for rounds in shard.parts.values()]
@@ -181,7 +181,7 @@ class Simulation:
             part = work.rounds.holding.part.index
             for item in work.contributions:
                 self.applied.append((part, item.worker, item.push.incarnation, work.seq))
-            self.truth[part, work.reply.version] = work.rounds.holding.params.tobytes()
+            self.truth[part, work.reply.version] = work.rounds.holding.values.tobytes()
         shard.finish(work)
         if work.reply is not None and work.is_saved:
             self._save(shard, work)

@@ -14,6 +14,7 @@ from shoestring.wire import messages as say
 from tests.model.simulation import Faults, Simulation
 from tests.model.training import Plan
 
+NARROW = ("float16", "float32", "bfloat16", "bfloat16")
 SHAPES = ((12, 16), (7,), (), (0, 3), (130,), (5, 40), (3, 3, 9))
 RULE = Rule("sgd", momentum=True)
 PHASES = (Phase.explicit, Phase.generate)  # a seed repeats a case; there is no smaller one to find
@@ -29,8 +30,11 @@ def _small_parts():
     parts.SMALLEST = before
 
 
-def table(clip_norm: float = 0.0) -> Table:
-    tensors = tuple(Tensor(f"t{index}", shape, 0) for index, shape in enumerate(SHAPES))
+def table(clip_norm: float = 0.0, *dtypes: str) -> Table:
+    dtypes = dtypes or ("float32",)
+    tensors = tuple(
+        Tensor(f"t{index}", shape, 0, dtypes[index % len(dtypes)]) for index, shape in enumerate(SHAPES)
+    )
     return Table(tensors, RULE, 1, clip_norm)
 
 
@@ -40,10 +44,11 @@ def plans(**fixed):
         "shards": st.integers(1, 3),
         "codecs": st.sampled_from(CODECS),
         "delay": st.integers(0, 1),
-        "table": st.sampled_from([table(), table(2.0)]),
+        "table": st.sampled_from([table(), table(2.0), table(0.0, *NARROW), table(2.0, "bfloat16")]),
         "skips": st.sampled_from([(), ((0, 2, 1),), ((0, 3, 0), (0, 3, 1), (0, 4, 2))]),
         "weighted": st.booleans(),
         "unused": st.booleans(),
+        "early": st.booleans(),
         "counted": st.booleans(),
     }
     return st.builds(Plan, **(drawn | {name: st.just(value) for name, value in fixed.items()}))
@@ -55,6 +60,8 @@ def clean(plan: Plan) -> tuple[list[bytes], int]:
     simulation = Simulation(replace(plan, shards=1)).run()
     return simulation.params(), len(simulation.applied)
 
+
+BOUNDED = plans(skips=(), table=table()) | plans(skips=(), table=table(0.0, *NARROW))
 
 losses = st.builds(
     Faults,
@@ -98,6 +105,16 @@ def test_lost_repeated_and_late_messages_do_not_change_a_bit(plan, faults, seed)
     assert len(simulation.acked) == pushes
 
 
+@settings(phases=PHASES, max_examples=60)
+@given(plans(early=True, unused=False, bound=say.WHOLE_ROUND), losses, seeds)
+def test_a_step_is_taken_by_all_parts_or_by_none(plan, faults, seed):
+    simulation = Simulation(plan, faults, seed).run()
+    skipped = {seq for worker, seq, _ in plan.skips if worker < plan.workers}
+    for rounds in simulation.all_rounds():
+        assert rounds.version == plan.rounds
+        assert set(rounds.holding.steps.tolist()) == {plan.rounds - len(skipped)}
+
+
 def test_more_shards_than_parts():
     plan = Plan(table(2.0), workers=2, shards=12, codecs=("dct",), delay=1)
     simulation = Simulation(plan, Faults(drop=0.1), seed=1).run()
@@ -127,7 +144,7 @@ def test_workers_that_die_and_come_back_lose_nothing_that_was_acknowledged(plan,
 
 @settings(phases=PHASES, max_examples=50)
 @given(
-    plans(skips=(), table=table()),
+    BOUNDED,
     st.integers(0, 3),
     st.integers(0, 2),
     losses,
@@ -150,7 +167,7 @@ def test_the_bound_is_what_holds_a_fast_worker_back():
 
 
 @settings(phases=PHASES, max_examples=50)
-@given(plans(skips=(), table=table()), st.sampled_from([0, 2, 1000]), deaths, seeds)
+@given(BOUNDED, st.sampled_from([0, 2, 1000]), deaths, seeds)
 def test_bounded_workers_that_die_and_come_back(plan, bound, faults, seed):
     Simulation(replace(plan, bound=bound, rounds=7), faults, seed).run()
 

@@ -16,7 +16,7 @@ from shoestring.codec.feedback import Feedback
 from shoestring.codec.registry import make
 from shoestring.errors import ShoestringError
 from shoestring.model.parts import assign, cut
-from shoestring.model.table import Table
+from shoestring.model.table import Table, precision_of
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND, Message
 from shoestring.worker.protocol.joining import Identity
@@ -41,6 +41,7 @@ class Plan:
     skips: tuple[tuple[int, int, int], ...] = ()  # (worker, round, part) that hold NaN
     weighted: bool = False
     unused: bool = False
+    early: bool = True  # pushes are made before the step is committed to
     counted: bool = False  # a launcher counts the processes that it starts
     saves: tuple[int, ...] = ()  # rounds with a checkpoint
 
@@ -80,6 +81,7 @@ class Training:
         self.reports: dict[int, set[str]] = {}  # by round: the files that shards have reported to this worker
         self.parts = plan.parts
         self.homes = assign(self.parts, plan.shards)
+        self.precisions = [precision_of(part, plan.table.tensors) for part in self.parts]
         self.params = [np.full(part.size, np.nan, np.float32) for part in self.parts]
         self.feedback = [Feedback(make("float32"), part.layout) for part in self.parts]
         self.protocol = Worker(
@@ -169,6 +171,11 @@ class Training:
             self.seq += 1
             for part in reversed(self.parts):
                 self._push(part)
+            if self.plan.early:
+                self.protocol.commit(say.Commit(self.seq, skip=self._is_skipped()))
+
+    def _is_skipped(self) -> bool:
+        return any(plan[:2] == (self.number, self.seq) for plan in self.plan.skips)
 
     def _push(self, part) -> None:
         plan, index, seq = self.plan, part.index, self.seq
@@ -199,6 +206,7 @@ class Training:
             used=b"" if used.all() else np.packbits(used).tobytes(),
             bound=WHOLE_ROUND if seq <= plan.warmup else plan.bound,
             skip=skip,
+            early=plan.early,
             save=seq in plan.saves,
         )
         self.protocol.push(message, payload, self.now)
@@ -206,8 +214,9 @@ class Training:
     def _apply(self, answer: Answer) -> None:
         index, message = answer.part, answer.message
         if isinstance(message, say.Full):
-            self.params[index] = np.frombuffer(answer.payload, np.float32).copy()
+            self.params[index] = self.precisions[index].unpack(answer.payload).copy()
         elif message.codec:
             layout = self.parts[index].layout
             make(message.codec).decode(answer.payload, layout, self.params[index], 1.0)
+        self.precisions[index].round(self.params[index])
         self.on_apply(index, message.version, self.params[index])

@@ -5,11 +5,12 @@
 so that a test can drive any number of workers through any fault, step by step.
 
 Every message that waits for an answer is sent again until it has one. A push without an answer is
-asked about; a shard that does not hold it gets it again, under the same name. An answer that does
+asked about, and the commit of its round said again; a shard that does not hold the push gets it again,
+under the same name. An answer that does
 not follow what came before it is not taken, and asked for again.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -123,6 +124,8 @@ class Worker:
         # The version that each part will have once the answers of a round are applied, for the last rounds.
         self._accepted = [{0: 0} for _ in homes]
         self._pushes: dict[tuple[int, int], Request] = {}  # by part and round, until they are answered
+        self._unanswered: Counter[int] = Counter()  # pushes by round
+        self._commits: dict[int, say.Commit] = {}  # by round, until all its pushes are answered
         self._norms = Norms(clip_norm, len(homes)) if clip_norm else None
         self._files = Requests()  # what is said and asked about checkpoints
         self._reported: dict[int, set[int]] = {}  # by round: the shards whose reports came
@@ -145,7 +148,13 @@ class Worker:
         message.incarnation = self.joining.incarnations[home]
         message.have = self.answers.have[message.part]
         self._pushes[message.part, message.seq] = Request(home, message, payload, now, self._ask_after_s)
+        self._unanswered[message.seq] += 1
         self.outbox.append((home, message, payload))
+
+    def commit(self, commit: say.Commit) -> None:
+        """Say that all pushes of a round are made, or that the round is to be skipped."""
+        self._commits[commit.seq] = commit
+        self.outbox.extend((shard, commit, EMPTY) for shard in sorted(set(self._homes)))
 
     def slots(self, part: int) -> set[int]:
         """The slots of shared memory that pushes of a part still need."""
@@ -225,6 +234,8 @@ class Worker:
             return
         for (part, seq), push in self._pushes.items():
             if push.is_due(now):
+                if seq in self._commits:
+                    self.outbox.append((push.shard, self._commits[seq], EMPTY))
                 self.outbox.append((push.shard, say.Ask(part, seq, self.answers.have[part]), EMPTY))
         self._repeat(self._files, now)
 
@@ -239,6 +250,10 @@ class Worker:
         answer = Answer(message, payload)
         if answer.is_last:
             del self._pushes[key]
+            self._unanswered[message.seq] -= 1
+            if not self._unanswered[message.seq]:
+                del self._unanswered[message.seq]
+                self._commits.pop(message.seq, None)
         if self._norms is not None and not self._norms.knows(message.seq, message.part):
             self._norm(self._homes[message.part], say.Norm(message.part, message.seq, message.squares))
         self.heard.append(answer)

@@ -19,6 +19,7 @@ to a round follows the slowest link's wish. The delay is common to all: the firs
 decides it for a later round (see `pilot.py`).
 """
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -80,7 +81,12 @@ class Auto:
         costs = _costs(0.0, predicted_s)
         coded = next(level for level in range(1, len(LEVELS)) if costs[level] <= _NEAR * min(costs[1:]))
         level = coded if predicted_s[0] > max(_LONG_S, predicted_s[coded]) else 0
-        self._set(level, f"{predicted_s[0] * 1e3:.0f} ms a round uncompressed; {self._links()}")
+        self._set(level, f"{_short(predicted_s[0] * 1e3)} ms a round uncompressed; {self._links()}")
+
+    @property
+    def level(self) -> int:
+        """How hard it compresses: a place in `LEVELS`."""
+        return self._level
 
     def setting(self) -> Setting:
         """How the next round travels."""
@@ -153,8 +159,14 @@ class Auto:
         self._explain(LEVELS[level].push, why)
 
     def _links(self) -> str:
-        rates = ", ".join(f"{8e-6 * rate:.0f}" for rate in self._exchange.rates())
-        return f"links of {rates} Mbit/s, {self._exchange.rtt_s * 1e3:.1f} ms there and back"
+        rates = ", ".join(_short(8e-6 * rate) for rate in self._exchange.rates() if rate < math.inf)
+        links = f"links of {rates} Mbit/s" if rates else "shards on this machine"
+        return f"{links}, {self._exchange.rtt_s * 1e3:.1f} ms there and back"
+
+
+def _short(value: float) -> str:
+    """Two digits or more: 0.13, 9.6, 123."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _costs(compute_s: float, waits_s: Sequence[float]) -> list[float]:

@@ -1,16 +1,19 @@
 """Local steps: the worker's own optimizer runs, then workers exchange what their parameters moved by.
 
-The anchor is what all workers agreed on last. A round pushes `parameters - anchor`; the
+The anchor is what all workers agreed on last, in float32. A round pushes `parameters - anchor`; the
 answer moves the anchor, on every worker by the same bits, and its parameters are the anchor
 until it trains on. Then what the worker has not sent yet is added to them, as it was learned
 here and the others do not know it: with coarse codes that is worth more than a finer step.
-The local optimizer keeps its state. An anchor lies where its parameters were when the worker
-joined, on a GPU too: so nothing but what is pushed crosses to the host.
+Less precise parameters are the anchor rounded, and what is pushed is how far they moved from there:
+so small moves add up in the anchor, though the parameters cannot hold them. The local optimizer keeps
+its state. An anchor lies where its parameters were when the worker joined, on a GPU too: so nothing but
+what is pushed crosses to the host.
 """
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -23,6 +26,7 @@ from shoestring.wire.messages import WHOLE_ROUND
 from shoestring.worker.coder import PartCoder
 from shoestring.worker.device import Ready, common_device
 from shoestring.worker.replica import Replica
+from shoestring.worker.rounding import rounded
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.policy import LocalSteps
 from shoestring.worker.rounds.sharing import Sharing
@@ -31,11 +35,17 @@ from shoestring.worker.rounds.sharing import Sharing
 class Anchors:
     """What all workers agreed on last, part by part."""
 
-    def __init__(self, replica: Replica) -> None:
-        self.values = [
-            torch.from_numpy(replica.read(part)) if replica.device_of(part) is None else replica.gather(part)
-            for part in replica.parts
-        ]
+    def __init__(self, replica: Replica, agreed: Mapping[int, Vector]) -> None:
+        """`agreed` are the values of parts of which the replica holds less, as they came from the shards."""
+        self.values = []
+        for part in replica.parts:
+            device = replica.device_of(part)
+            if part.index in agreed:
+                self.values.append(torch.from_numpy(agreed[part.index]).to(device or "cpu"))
+            elif device is None:
+                self.values.append(torch.from_numpy(replica.read(part)))
+            else:
+                self.values.append(replica.gather(part))
 
     def device_of(self, part: Part) -> torch.device | None:
         return common_device([self.values[part.index]])
@@ -83,14 +93,18 @@ class PartDifference:
             torch.from_numpy(values).copy_(moved)
         else:
             values = self.replica.read(self.part, memory)
-            values -= self.anchor.cpu().numpy()
+            values -= self._start().cpu().numpy()
         if feedback is not None:
             values += feedback
         return values, self._used()
 
     def gather(self, feedback: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
-        values = self.replica.gather(self.part).sub_(self.anchor)
+        values = self.replica.gather(self.part).sub_(self._start())
         return (values if feedback is None else values.add_(feedback)), self._used()
+
+    def _start(self) -> Tensor:
+        """What the parameters were when the last round had ended."""
+        return rounded(self.anchor, self.replica.precisions[self.part.index])
 
     def _used(self) -> NDArray[np.bool_]:
         return np.ones(len(self.part.pieces), bool)
@@ -109,6 +123,7 @@ class DifferenceRounds:
         inner: torch.optim.Optimizer,
         first_round: int,
         sharing: Sharing,
+        agreed: Mapping[int, Vector] = MappingProxyType({}),
     ) -> None:
         self.replica = replica
         self.coder = coder
@@ -118,13 +133,16 @@ class DifferenceRounds:
         self._sharing = sharing
         self.rounds = first_round - 1
         self.steps = sharing.step = self._first_step(first_round)
-        self.anchors = Anchors(replica)
+        self.anchors = Anchors(replica, agreed)
         self._has_gone_on = False
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Nothing to do: gradients are never sent."""
         yield
+
+    def check_groups(self) -> None:
+        """Nothing to do: the optimizer runs here, whatever its groups say."""
 
     def forward_begins(self) -> None:
         """Before the first training pass after a round, go on from what this worker has learned."""
@@ -153,6 +171,7 @@ class DifferenceRounds:
     def _exchange(self) -> None:
         hyper = [[self.policy.lr, self.policy.momentum]] if self.policy.outer == "nesterov" else [[]]
         terms = self.pilot.terms(self.rounds + 1, hyper, self._sharing.weigh(), WHOLE_ROUND)
+        terms = replace(terms, skip=not self.replica.is_finite())  # of all parts, before the first is sent
         for part in reversed(self.replica.parts):
             anchor, ready = self.anchors.values[part.index], Ready()
             ready.note([*self.replica.of(part), anchor])

@@ -2,12 +2,13 @@
 
 For `EveryStep`, `Bounded` and `Async`. Each part is pushed as soon as backward has made
 all its gradients, while backward goes on with the rest. `step` sends what is left, waits
-for the answers its policy asks for, and only there changes parameters.
+for the answers its policy asks for, and only there changes parameters. It commits the worker to the
+round: before, no shard updates anything, as some gradient may turn out not to be finite.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,14 @@ from torch import Tensor
 from shoestring.codec.base import Vector
 from shoestring.errors import UsageError
 from shoestring.model.parts import Part
+from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND
 from shoestring.worker.coder import PartCoder, Terms
 from shoestring.worker.device import Ready
 from shoestring.worker.replica import Replica
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.policy import Async, Bounded, EveryStep
+from shoestring.worker.rounds.sent import SentGradients
 from shoestring.worker.rounds.sharing import Sharing
 
 NO_BOUND = 1 << 30
@@ -72,13 +75,18 @@ class GradientRounds:
         self._is_synced = True
         self._answered = first_round - 1  # the last round whose answers were applied
         self._terms: Terms | None = None
-        self._left = [len(part.pieces) for part in replica.parts]  # gradients a part still waits for
+        self._sent = SentGradients(replica)
         self._ready = self._fresh()
-        self._pushed: set[int] = set()
-        self._versions: dict[int, int] = {}  # of each gradient when it was pushed
+        self._hooks: list[Any] = []
         for index, parameter in enumerate(replica.parameters):
-            register: Any = parameter.register_post_accumulate_grad_hook
-            register(self._hook(index))
+            hooked: Any = parameter
+            self._hooks.append(hooked.register_post_accumulate_grad_hook(self._hook(index)))
+
+    def close(self) -> None:
+        """Watch gradients no longer."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -97,19 +105,25 @@ class GradientRounds:
         """The last round that was pushed: here every step is one."""
         return self.steps
 
+    def check_groups(self) -> None:
+        """Raise unless the shards can do what the optimizer's groups say."""
+        self._hyper()
+
     def step(self) -> bool:
         """Send what has not been sent, then wait as the policy says and update the parameters."""
         if not self._is_synced:
             raise UsageError(
                 "`optimizer.step()` inside `no_sync()`", hint="leave the block before the last backward"
             )
-        self._refuse_changed_gradients()
+        self._sent.check()
+        self._refuse_changed_rates()
         terms = self._open()
         self.pilot.backward_done()
         for part in reversed(self.replica.parts):
-            if part.index not in self._pushed:
+            if part.index not in self._sent.parts:
                 self._push(part, terms)
         self.coder.exchange.wait_sent()
+        self.coder.exchange.commit(say.Commit(terms.seq, skip=not self.coder.is_finite(terms.seq)))
         self._close()
         self.steps = self._sharing.step = terms.seq
         delay = 0 if terms.save else self._delay(terms.seq)
@@ -126,36 +140,26 @@ class GradientRounds:
         def is_ready(parameter: torch.Tensor) -> None:
             if not self._is_synced:
                 return
-            terms = self._open()
-            if any(part in self._pushed for part in parts):
-                raise UsageError(
-                    f"a second backward pass changed the gradient of `{self.replica.tensors[index].name}`, "
-                    "which is on its way already",
-                    hint="put all but the last backward pass of a step into `with model.no_sync():`",
-                )
+            whole = self._sent.arrive(index)
             for part in parts:
                 ready = self._ready[part]
                 if ready is not None:
                     ready.note([parameter])
-                self._left[part] -= 1
-                if self._left[part] == 0:
-                    self._push(self.replica.parts[part], terms)
+            for part in whole:
+                self._push(self.replica.parts[part], self._open())
 
         return is_ready
 
     def _open(self) -> Terms:
         """The terms of the round that is being pushed."""
         if self._terms is None:
-            self._terms = self.pilot.terms(
-                self.steps + 1, self._hyper(), self._sharing.weigh(), self._bound(self.steps + 1)
-            )
+            bound = self._bound(self.steps + 1)
+            terms = self.pilot.terms(self.steps + 1, self._hyper(), self._sharing.weigh(), bound)
+            self._terms = replace(terms, early=True)
         return self._terms
 
     def _push(self, part: Part, terms: Terms) -> None:
-        self._pushed.add(part.index)
-        for piece in part.pieces:
-            gradient = self.replica.parameters[piece.tensor].grad
-            self._versions[piece.tensor] = -1 if gradient is None else gradient._version
+        self._sent.send(part, terms.seq)
         ready = self._ready[part.index]
         if ready is not None:
             ready.note(self.replica.of(part))
@@ -164,9 +168,7 @@ class GradientRounds:
 
     def _close(self) -> None:
         self._terms = None
-        self._pushed.clear()
-        self._versions.clear()
-        self._left = [len(part.pieces) for part in self.replica.parts]
+        self._sent.clear()
         self._ready = self._fresh()
 
     def _fresh(self) -> list[Ready | None]:
@@ -187,11 +189,11 @@ class GradientRounds:
             return self.pilot.delay(seq)
         return 0 if isinstance(self.policy, Bounded) and self.policy.staleness == 0 else 1
 
-    def _refuse_changed_gradients(self) -> None:
-        for index, version in self._versions.items():
-            gradient = self.replica.parameters[index].grad
-            if version != (-1 if gradient is None else gradient._version):
-                raise UsageError(
-                    f"the gradient of `{self.replica.tensors[index].name}` was changed after it was sent",
-                    hint="clip with `wrap(..., clip_norm=...)`, or give `overlap=False` to send at `step()`",
-                )
+    def _refuse_changed_rates(self) -> None:
+        """Raise if a learning rate, or what else goes with gradients, is not what was sent with them."""
+        if self._terms is not None and self._terms.hyper != self._hyper():
+            raise UsageError(
+                "a learning rate or another setting of the optimizer was changed between `backward()`, "
+                "which sent it with the gradients, and `optimizer.step()`",
+                hint="change it after `optimizer.step()`, or before `backward()`",
+            )

@@ -32,6 +32,7 @@ class Pilot:
         sharing: Sharing | None = None,
     ) -> None:
         self.codec = LOSSLESS  # of the last round
+        self.waited_s = 0.0  # for the exchange, in all rounds so far
         self._auto = codec if isinstance(codec, Auto) else None
         self._fixed = Setting() if isinstance(codec, Auto) else fixed_setting(codec)
         self._is_first = is_first
@@ -43,6 +44,11 @@ class Pilot:
         self._shares: Shares | None = None
         self._pace_s = 0.0  # how long this worker's own work took in the last step; 0: nobody asks
         self._began_at = self._exposed_from = time.monotonic()
+
+    @property
+    def level(self) -> int | None:
+        """How hard `auto` compresses, from 0; none with a named codec."""
+        return None if self._auto is None else self._auto.level
 
     def terms(self, seq: int, hyper: list[list[float]], weight: float, bound: int) -> Terms:
         """The terms of round `seq`."""
@@ -79,6 +85,7 @@ class Pilot:
         now = time.monotonic()
         compute_s, exposed_s = self._exposed_from - self._began_at, now - self._exposed_from
         self._began_at = now
+        self.waited_s += exposed_s
         if self._sharing is not None and self._sharing.is_auto:
             self._pace_s = compute_s
             shares = self._sharing.decide() if self._is_first else None

@@ -12,6 +12,7 @@ def test_text_lists_every_codec_with_summary_and_options(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["codecs"])
     out, err = capsys.readouterr()
+    assert out.startswith("auto ")
     for name in registry.names():
         assert f"{registry.describe(name)}\n" in out
         assert all(option.text in out for option in registry.options(name))
@@ -23,7 +24,8 @@ def test_json_builds_every_codec_again(capsys):
         main(["codecs", "--json"])
     out, err = capsys.readouterr()
     assert err == ""
-    listing = json.loads(out)
+    auto, *listing = json.loads(out)
+    assert (auto["name"], auto["options"], auto.keys()) == ("auto", [], listing[0].keys())
     assert [entry["name"] for entry in listing] == registry.names()
     for entry in listing:
         assert entry["summary"] == registry.describe(entry["name"])

@@ -50,6 +50,10 @@ def board_of(*events):
             "  worker 1 lags 3",
         ),
         (
+            [step(0, 7, total=None, loss=None, samples=None)],
+            "step 7  up 0.6 Mbit/s  down 0.45 Mbit/s  42x smaller",
+        ),
+        (
             [step(0, 7, total=None, loss=None)],
             "step 7  915 samples/s  up 0.6 Mbit/s  down 0.45 Mbit/s  42x smaller",
         ),
@@ -67,7 +71,7 @@ def board_of(*events):
                 step(worker, 20 - 2 * worker, samples=0, up_bytes=0, down_bytes=0, loss=1)
                 for worker in range(6)
             ],
-            "step 20/400  loss 1  0 samples/s  up 0 Mbit/s  down 0 Mbit/s"
+            "step 20/400  loss 1  up 0 Mbit/s  down 0 Mbit/s"
             "  worker 5 lags 10, worker 4 lags 8, worker 3 lags 6 and 2 more",
         ),
     ],
@@ -122,6 +126,46 @@ def test_lag_counts_workers_that_are_there():
     assert [board.lag(worker) for worker in range(4)] == [None, 0, 9, None]
     board.add(step(0, 101))
     assert board.lag(1) == 2
+
+
+def test_workers_that_go_in_step_do_not_lag_because_they_tell_it_at_different_times():
+    board = Board()
+    for at in range(10):  # a hundred steps a second, and an event of each worker a second
+        for worker, offset in enumerate((0.0, 0.3, 0.8)):
+            number = round(100 * (at + offset)) - (7 if worker == 1 else 0)
+            board.add(step(worker, number, time=1000.0 + at + offset))
+    assert [board.lag(worker) for worker in range(3)] == [0, 7, 0]
+    for at in range(10, 15):  # the last one says nothing more
+        for worker in range(2):
+            board.add(step(worker, 100 * at, time=1000.0 + at))
+    assert [board.lag(worker) for worker in range(3)] == [0, 0, 1400 - 980]
+
+
+def test_samples_that_nobody_reports_are_no_rate():
+    board = board_of(step(0, 1, samples=None), step(1, 1))
+    assert [state.samples_per_s for state in board.workers] == [None, 915]
+    board.add(step(1, 2, samples=None))
+    assert board.workers[1].samples_per_s == 457.5
+
+
+def test_that_a_worker_left_is_said_once_whoever_is_read_first():
+    at = 1.7e9
+    told = {"event": "leave", "who": "shard-0", "worker": 0, "time": at + 2}  # its file is read first
+    own = {"event": "leave", "who": "worker-0", "worker": 0, "time": at + 1}
+    board = board_of(step(0, 5), told, step(0, 9, time=at + 0.5), own)
+    assert board.take_notes() == ["worker 0 left"]
+    assert [(state.step, state.is_present) for state in board.workers] == [(9, False)]
+    board.add(step(0, 10, time=at + 30))  # it was away for a while
+    assert board.workers[0].is_present
+
+
+def test_what_a_process_has_printed_itself_is_not_said_again():
+    board = board_of(
+        {"event": "warn", "who": "worker-0", "text": "slow", "is_printed": True},
+        {"event": "skip", "who": "worker-0", "step": 3, "tensor": "x", "is_printed": True},
+        {"event": "warn", "who": "shard-0", "text": "disk"},
+    )
+    assert board.take_notes() == ["warning from shard-0: disk"]
 
 
 def test_sums_leave_out_who_left_until_all_have():

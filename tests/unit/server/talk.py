@@ -17,8 +17,9 @@ SGD = Rule("sgd", momentum=True)
 HYPER = [[0.5, 0.5, 0.0, 0.0]]
 
 
-def table(clip_norm: float = 0.0, rule: Rule = SGD, shapes=SHAPES) -> Table:
-    return Table(tuple(Tensor(f"t{i}", shape, 0) for i, shape in enumerate(shapes)), rule, 1, clip_norm)
+def table(clip_norm: float = 0.0, rule: Rule = SGD, shapes=SHAPES, dtype: str = "float32") -> Table:
+    tensors = tuple(Tensor(f"t{i}", shape, 0, dtype) for i, shape in enumerate(shapes))
+    return Table(tensors, rule, 1, clip_norm)
 
 
 PARTS = cut(SHAPES)

@@ -230,7 +230,7 @@ def test_bytes_that_cannot_be_decoded_name_their_worker():
     with pytest.raises(StreamError):
         work.run()
     assert work.culprit == 1
-    room.rounds.drop(work, 1)
+    room.rounds.drop(work, [1])
     assert not room.rounds.has(1, 1)
     assert room.rounds.has(0, 1)
     room.push(1, 1)

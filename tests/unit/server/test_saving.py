@@ -31,9 +31,9 @@ def finish_all(shard: Shard, writer: ShardWriter) -> None:
     shard.outbox.clear()
 
 
-def cluster(shards: int, restore=None) -> list[Shard]:
+def cluster(shards: int, dtype: str, restore=None) -> list[Shard]:
     made = []
-    packed = memoryview(msgspec.msgpack.encode(table()))
+    packed = memoryview(msgspec.msgpack.encode(table(dtype=dtype)))
     for index in range(shards):
         shard = Shard(index, shards, "run", restore=restore or (lambda holding: None))
         for worker in (0, 1):
@@ -75,13 +75,14 @@ def holdings(shards: list[Shard]) -> dict[int, tuple]:
             kept = None if held.feedback is None else held.feedback.tobytes()
             state = {name: vector.tobytes() for name, vector in held.state.items()}
             facts = (held.version, rounds.version, rounds.round, held.steps.tolist())
-            found[index] = (held.params.tobytes(), kept, state, facts)
+            found[index] = (held.params.tobytes(), held.values.tobytes(), kept, state, facts)
     return found
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("codec", ["float32", "dct"])
-def test_a_run_goes_on_bit_for_bit_on_any_number_of_shards(tmp_path, codec):
-    shards = cluster(2)
+def test_a_run_goes_on_bit_for_bit_on_any_number_of_shards(tmp_path, codec, dtype):
+    shards = cluster(2, dtype)
     begin(shards, 1)
     writers = [ShardWriter(tmp_path, index) for index in range(2)]
     written = [Written(writer) for writer in writers]
@@ -96,7 +97,7 @@ def test_a_run_goes_on_bit_for_bit_on_any_number_of_shards(tmp_path, codec):
     snapshot = Snapshot(folder)
     snapshot.verify()
     for count in (1, 2, 3, 5):
-        again = cluster(count, restorer(snapshot))
+        again = cluster(count, dtype, restorer(snapshot))
         assert holdings(again) == at_three
         marks = [rounds.ledger.marks() for shard in again for rounds in shard.parts.values()]
         assert all(

@@ -68,7 +68,7 @@ def test_a_flood_of_questions_costs_no_memory():
             talk.shard.handle(b"0.1", message, EMPTY, 0.0)
     talk.shard.outbox.clear()
     assert len(talk.shard._pulls) == 1
-    assert (talk.shard._clipped, talk.shard._asks) == ({}, {})
+    assert (talk.shard._waiting, talk.shard._asks) == ({}, {})
 
 
 numbers = st.one_of(st.integers(-3, 8), st.sampled_from([-(2**63), 2**31, 2**48, 10**18, 2**64 - 1]))

@@ -28,6 +28,7 @@ SAMPLES = (
         used=b"\x07",
         bound=8,
         skip=True,
+        early=True,
         save=True,
         slot=1,
         statistics=b"s",
@@ -45,6 +46,7 @@ SAMPLES = (
         decisions=DECISIONS,
         used=b"u",
         news=b"n",
+        skip=True,
     ),
     say.Delta(
         part=1,
@@ -53,6 +55,7 @@ SAMPLES = (
         codec="dct",
         last=True,
         squares=4.5,
+        skip=True,
         statistics=b"s",
         decisions=DECISIONS,
         used=b"u",
@@ -70,4 +73,5 @@ SAMPLES = (
     say.Left(),
     say.Recorded(1),
     say.AskSnapped(1),
+    say.Commit(1, True),
 )

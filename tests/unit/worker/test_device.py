@@ -26,6 +26,7 @@ from shoestring.worker.rounds.policy import EveryStep, LocalSteps
 from shoestring.worker.session import Session
 from shoestring.worker.wrap import join
 from tests.unit.worker.cluster import Cluster
+from tests.unit.worker.masters import live_tensors, new_bytes
 
 CPU = torch.device("cpu")
 STEPS = 6
@@ -53,28 +54,37 @@ def cpu_counts_as_a_gpu(monkeypatch):
     monkeypatch.setattr(device, "KINDS", ("cpu",))
 
 
-def build() -> nn.Module:
+def build(dtype: torch.dtype = torch.float32) -> nn.Module:
     with _seeding:
         torch.manual_seed(5)
         net = nn.Sequential(
             nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 300), nn.Linear(300, 6)
         )
     net[0].weight.data = net[0].weight.data.to(memory_format=torch.channels_last)
-    return net
+    return net.to(dtype)
 
 
-def be_worker(here: Session, codec: str, policy: Any, *, on_host: bool = False, bad: int = 0):
+def be_worker(
+    here: Session,
+    codec: str,
+    policy: Any,
+    *,
+    on_host: bool = False,
+    bad: int = 0,
+    dtype: torch.dtype = torch.float32,
+    steps: int = STEPS,
+):
     """Train; return the hash after each step, and the coder."""
-    model = build()
+    model = build(dtype)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     model, optimizer = join(here, model, optimizer, codec=codec, policy=policy)
     driver, hashes = optimizer.driver, []
     if on_host:
         driver.coder._gpu.find = lambda codec, device: None
-    for step in range(optimizer.steps + 1, STEPS + 1):
+    for step in range(optimizer.steps + 1, steps + 1):
         source = torch.Generator().manual_seed(100 * step + here.run.worker)
         x, y = torch.randn(4, 1, 6, 6, generator=source), torch.randint(0, 6, (4,), generator=source)
-        loss = nn.functional.cross_entropy(model(x), y)
+        loss = nn.functional.cross_entropy(model(x.to(dtype)).float(), y)
         loss = loss * torch.nan if step == bad and here.run.worker == 1 else loss
         loss.backward()
         optimizer.step()
@@ -95,14 +105,15 @@ POLICIES = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_a_run_is_the_same_wherever_its_parts_are_coded(cpu_counts_as_a_gpu, policy):
+def test_a_run_is_the_same_wherever_its_parts_are_coded(cpu_counts_as_a_gpu, policy, dtype):
     """On devices, on hosts, and on one of each."""
     runs = []
     for hosts in ((), (0, 1), (1,)):
 
         def work(here: Session, hosts: tuple[int, ...] = hosts) -> Any:
-            return be_worker(here, "dct", policy, on_host=here.run.worker in hosts)
+            return be_worker(here, "dct", policy, on_host=here.run.worker in hosts, dtype=dtype)
 
         with Cluster(2, 2) as cluster:
             runs.append(cluster.train(work))
@@ -114,14 +125,20 @@ def test_a_run_is_the_same_wherever_its_parts_are_coded(cpu_counts_as_a_gpu, pol
         assert kept_of(other) == kept_of(there)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("policy", [EveryStep(), LocalSteps(2)], ids=["every step", "local steps"])
-def test_what_is_not_compressed_is_the_same_too(cpu_counts_as_a_gpu, monkeypatch, policy):
+def test_what_is_not_compressed_is_the_same_too(cpu_counts_as_a_gpu, monkeypatch, policy, dtype):
     runs = []
     for kinds in (("cpu",), ()):
         monkeypatch.setattr(device, "KINDS", kinds)
         with Cluster(2, 1) as cluster:
             runs.append(
-                [hashes for hashes, _ in cluster.train(lambda here: be_worker(here, "float32", policy))]
+                [
+                    hashes
+                    for hashes, _ in cluster.train(
+                        lambda here: be_worker(here, "float32", policy, dtype=dtype)
+                    )
+                ]
             )
     assert runs[0] == runs[1]
     assert runs[0][0][1::2] == runs[0][1][1::2]
@@ -169,14 +186,38 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_keeps_what_was_kept(cpu_co
     assert "worker 1: step skipped at round 3" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("moves", [False, True], ids=["on the device", "from device to host"])
-def test_a_resumed_run_ends_with_the_same_bits(cpu_counts_as_a_gpu, tmp_path: Path, moves):
+def test_a_resumed_run_ends_with_the_same_bits(cpu_counts_as_a_gpu, tmp_path: Path, moves, dtype):
+    with Cluster(2, 1) as cluster:
+        want = cluster.train(lambda here: be_worker(here, "dct", EveryStep(), dtype=dtype))
     with Cluster(2, 1, checkpoint=tmp_path, every=3) as cluster:
-        want = cluster.train(lambda here: be_worker(here, "dct", EveryStep()))
+        cluster.train(lambda here: be_worker(here, "dct", EveryStep(), dtype=dtype, steps=3))
     with Cluster(2, 1, resume=step_folder(tmp_path, 3)) as cluster:
-        got = cluster.train(lambda here: be_worker(here, "dct", EveryStep(), on_host=moves))
+        got = cluster.train(lambda here: be_worker(here, "dct", EveryStep(), on_host=moves, dtype=dtype))
     assert [hashes for hashes, _ in got] == [hashes[3:] for hashes, _ in want]
     assert kept_of(got) == kept_of(want)
+
+
+def test_a_worker_has_no_tensors_but_parameters_gradients_and_feedback(cpu_counts_as_a_gpu):
+    before = live_tensors()
+
+    def be_worker(here: Session) -> int:
+        model = nn.Sequential(nn.Linear(300, 900), nn.Tanh(), nn.Linear(900, 300)).bfloat16()
+        adamw = torch.optim.AdamW(model.parameters(), 1e-3)
+        model, optimizer = join(here, model, adamw, codec="dct", policy="every")
+        for _ in range(3):
+            model(torch.ones(1, 300, dtype=torch.bfloat16)).square().mean().backward()
+            optimizer.step()
+        values = sum(parameter.numel() for parameter in model.parameters())
+        used = new_bytes(before)
+        needed = (2 + 2 + 4) * values
+        assert not adamw.state
+        assert needed <= used <= 1.1 * needed
+        return values
+
+    with Cluster(1, 1) as cluster:
+        assert cluster.train(be_worker)[0] > 500_000
 
 
 def test_only_dct_on_one_device_is_coded_there(cpu_counts_as_a_gpu, monkeypatch):

@@ -72,6 +72,10 @@ class GpuFeedback:
         added = values - own
         self._kept = (own - (values - added)) + (self._kept - added)  # exact: Knuth's sum of two
 
+    def add(self, values: Tensor) -> None:
+        """Keep further values: what a receiver could not hold of those it was lent."""
+        self._kept.add_(values)
+
     def scale(self, factor: float) -> None:
         """Multiply `kept`, for gradients that count more or less from now on."""
         self._kept.mul_(float(np.float32(factor)))

@@ -258,3 +258,19 @@ def test_a_slow_link_has_time_for_what_is_on_it():
     worker.tick(150.0)
     with pytest.raises(LinkError, match="did not answer"):
         worker.tick(161.0)
+
+
+def test_a_commit_goes_to_the_shards_that_hold_parts_and_again_with_every_question():
+    worker = joined(shards=3, homes=(0, 2))
+    for part in (0, 1):
+        worker.push(*push_of(part, 0, 1, early=True), 1.0)
+    said(worker)
+    worker.commit(say.Commit(1))
+    assert said(worker) == [(0, say.Commit(1)), (2, say.Commit(1))]
+    worker.handle(0, full(0, 1, 1), VALUES[0], 1.0)
+    worker.tick(6.1)
+    assert said(worker) == [(2, say.Commit(1)), (2, say.Ask(1, 1, 0))]
+    worker.handle(2, full(1, 1, 1), VALUES[1], 6.2)
+    assert worker._commits == {}
+    worker.tick(30.0)
+    assert said(worker) == []

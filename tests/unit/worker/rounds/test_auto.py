@@ -1,5 +1,6 @@
 """What `auto` chooses, given what it measures."""
 
+import math
 import random
 
 import pytest
@@ -47,6 +48,21 @@ def test_it_compresses_as_little_as_the_link_allows(mbit: float, compute_s: floa
     auto = Auto(Links(mbit * MBIT), [1_000_000], 4, free_delay=False)
     auto.start(0.0)
     assert settle(auto, compute_s) == want
+
+
+@pytest.mark.parametrize(
+    ("rates", "want"),
+    [
+        ([math.inf, math.inf], "shards on this machine, 0.1 ms there and back"),
+        ([95.6, math.inf, 0.42], "links of 96, 0.42 Mbit/s, 0.1 ms there and back"),
+    ],
+)
+def test_links_are_told_with_their_rates(rates: list[float], want: str) -> None:
+    told: list[str] = []
+    links = Links(*(rate * MBIT for rate in rates), rtt_s=1e-4)
+    sizes = [1000 if rate < math.inf else 0 for rate in rates]
+    Auto(links, sizes, 4, free_delay=False, explain=lambda codec, why: told.append(why)).start(0.0)
+    assert told[0].endswith("; " + want)
 
 
 def test_it_changes_its_mind_when_the_link_does_and_says_why() -> None:
