@@ -65,13 +65,21 @@ class SharedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """The state of the optimizer that was wrapped."""
+        """The state of the optimizer that was wrapped. Where shards keep it, it is fetched from them.
+
+        It is what they have after the last step, and with a delay of 1 after that step's round. With
+        `Bounded` and `Async` each part is as pushes have left it so far, other workers' among them. What
+        is changed in it, by all workers alike, goes to the shards with the next step.
+        """
+        if self._is_made and self.driver.state is not None:
+            self.driver.state.show()
         return self.inner.state
 
     @state.setter
     def state(self, state: Any) -> None:
         if self._is_made:
             self.inner.state = state
+            self._note_state()
 
     @property
     def steps(self) -> int:
@@ -96,11 +104,15 @@ class SharedOptimizer(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state as torch does; what does not fit is refused and changes nothing."""
+        """Go on from a state as torch does; what does not fit is refused and changes nothing.
+
+        Called by all workers alike: shards take the first one's with the next step.
+        """
         before = self.inner.param_groups, self.inner.state
         try:
             super().load_state_dict(state_dict)
             self.driver.check_groups()
+            self._note_state()
         except Exception:
             self.inner.param_groups, self.inner.state = before
             raise
@@ -113,6 +125,10 @@ class SharedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         raise _copied()
+
+    def _note_state(self) -> None:
+        if self.driver.state is not None:
+            self.driver.state.set()
 
     def report(
         self, *, loss: float | None = None, samples: int | None = None, total: int | None = None

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -19,6 +18,7 @@ from shoestring.errors import RuleError, UsageError
 from shoestring.model.layers import Layer
 from shoestring.model.rules import Rule
 from shoestring.model.table import Table
+from shoestring.model.vectors import PARAMS, pack
 from shoestring.wire import messages as say
 from shoestring.worker.alike import align, untaken
 from shoestring.worker.batchnorm.layers import SharedBatchNorm, shared_layers
@@ -50,6 +50,7 @@ from shoestring.worker.rounds.policy import (
     make_policy,
     text_of,
 )
+from shoestring.worker.rounds.state import ShardState
 from shoestring.worker.rounds.witness import Watch
 from shoestring.worker.session import Session
 from shoestring.worker.trial import Trial
@@ -114,7 +115,9 @@ def _join_shards(
 ) -> SharedOptimizer:
     """Join with the update on the shards, or after local steps."""
     built = _build(here, model, optimizer, _rule(optimizer, asked.policy), asked)
-    entry, parts, agreed = _enter(here, model, built, is_local=isinstance(asked.policy, LocalSteps))
+    is_local = isinstance(asked.policy, LocalSteps)
+    state = ShardState(optimizer, built.replica, built.table.rule)
+    entry, parts, agreed = _enter(here, model, built, state=None if is_local else state, is_local=is_local)
     coder = PartCoder(
         entry.exchange,
         built.replica.parts,
@@ -125,7 +128,7 @@ def _join_shards(
     )
     saver = _resume(here, model, optimizer, built, entry, parts, coder, asked.policy)
     pilot = _pilot(here, built, entry, asked)
-    driver = _drive(here, optimizer, built, entry, coder, pilot, asked.policy, agreed)
+    driver = _drive(here, optimizer, built, entry, coder, pilot, asked.policy, state, agreed)
     reporter = here.report_to(Reporter, entry.exchange, coder, pilot)
     if isinstance(driver, GradientRounds):
         here.closers.append(driver.close)
@@ -210,7 +213,12 @@ def _build(
 
 
 def _enter(
-    here: Session, model: nn.Module, built: _Built, *, is_local: bool = False
+    here: Session,
+    model: nn.Module,
+    built: _Built,
+    *,
+    state: ShardState | None = None,
+    is_local: bool = False,
 ) -> tuple[Entry, list[say.Full], dict[int, Vector]]:
     """Join all shards; afterwards every worker's model is the first one's, or what the shards hold.
 
@@ -218,10 +226,14 @@ def _enter(
     """
     replica, is_mean = built.replica, built.table.rule == _MEAN
     came: list[say.Full] = []
+    before = {} if state is None else state.initial()  # of the optimizer
     agreed: dict[int, Vector] = {}
 
-    def initial(part: int) -> memoryview:
-        return memoryview(b"") if is_mean else replica.read(replica.parts[part]).view(np.uint8).data
+    def initial(index: int) -> memoryview:
+        part = replica.parts[index]
+        if is_mean:
+            return memoryview(b"")
+        return pack({PARAMS: replica.read(part), **(state.vectors(part, before) if state and before else {})})
 
     def take(answer: Answer) -> None:
         if not is_mean:
@@ -233,7 +245,10 @@ def _enter(
         if isinstance(answer.message, say.Full):
             came.append(answer.message)
 
-    entry = enter(here, here.next_model(), built.table, replica.parts, initial=initial, take=take)
+    names = (PARAMS, *(state.names if state and before else ()))
+    entry = enter(
+        here, here.next_model(), built.table, replica.parts, initial=initial, names=names, take=take
+    )
     if entry.first_round == 1:  # later, a checkpoint or the rounds bring it
         align(here, entry.model, _given(model, built))
     return entry, came, agreed
@@ -312,6 +327,7 @@ def _drive(
     coder: PartCoder,
     pilot: Pilot,
     policy: Policy,
+    state: ShardState,
     agreed: dict[int, Vector],
 ) -> GradientRounds | DifferenceRounds:
     """Make what turns the script's steps into rounds, as the policy says."""
@@ -326,15 +342,19 @@ def _drive(
             sharing=here.sharing,
             agreed=agreed,
         )
-    return GradientRounds(
+    rounds = GradientRounds(
         built.replica,
         coder,
         policy,
         pilot,
         hyper=lambda: hyper_of(built.table.rule, optimizer.param_groups),
+        state=state,
+        is_first=here.run.worker == 0,
         first_round=entry.first_round,
         sharing=here.sharing,
     )
+    state.connect(entry.exchange, rounds.shown_round)
+    return rounds
 
 
 def _put_on(here: Session, model: nn.Module, driver: shell.Driver) -> None:

@@ -113,6 +113,8 @@ class PartDifference:
 class DifferenceRounds:
     """Turns every `h` local steps into a round."""
 
+    state = None  # the optimizer's is on the worker
+
     def __init__(
         self,
         replica: Replica,
