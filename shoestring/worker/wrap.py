@@ -27,7 +27,7 @@ from shoestring.worker.capture import ScriptCapture, make_saver
 from shoestring.worker.coder import PartCoder
 from shoestring.worker.entry import Entry, enter
 from shoestring.worker.fingerprint import fingerprint
-from shoestring.worker.growth import Growing
+from shoestring.worker.growth import Growing, Rounds, names_of, trainable
 from shoestring.worker.module import shell
 from shoestring.worker.module.buffers import SharedBuffers
 from shoestring.worker.optimizer import SharedOptimizer
@@ -114,7 +114,57 @@ def _join_shards(
     here: Session, model: nn.Module, optimizer: torch.optim.Optimizer, asked: _Asked
 ) -> SharedOptimizer:
     """Join with the update on the shards, or after local steps."""
-    built = _build(here, model, optimizer, _rule(optimizer, asked.policy), asked)
+    if here.models and here.run.checkpoint is not None:
+        raise UsageError(
+            f"a second model, and checkpoints in `{here.run.checkpoint}`, which hold one",
+            hint="leave `--checkpoint` out, and save with `torch.save` as you would with DDP",
+        )
+    driver, saver = _shard_rounds(here, model, optimizer, asked)
+    drivers = [driver]
+
+    def more(new: set[nn.Parameter]) -> Rounds:
+        _check_growth(here, model, asked, new)
+        drivers.append(_shard_rounds(here, model, optimizer, asked, new)[0])
+        return drivers[-1]
+
+    def trained() -> set[nn.Parameter]:
+        held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        if any(parameter.requires_grad for parameter in held - set(model.parameters())):
+            raise UsageError(
+                "the optimizer was given parameters that the wrapped model has not",
+                hint="make them the model's, or leave them to an optimizer of their own",
+            )
+        return trainable(model) & held
+
+    _put_on(here, model, Growing(model, driver, more, trained))
+    return SharedOptimizer(optimizer, drivers, saver, here.reporter)
+
+
+def _check_growth(here: Session, model: nn.Module, asked: _Asked, new: set[nn.Parameter]) -> None:
+    """Refuse parameters that were not trained when the model was wrapped, where they cannot be taken in."""
+    why = ""
+    if not isinstance(asked.policy, EveryStep):
+        why = f"policy `{text_of(asked.policy)}` takes none in"
+    elif asked.clip_norm:
+        why = "`clip_norm` is by the norm over all parameters"
+    elif here.run.checkpoint is not None:
+        why = "the run's checkpoints hold those that were trained from the start"
+    if why:
+        raise UsageError(
+            f"{names_of(model, new)} are trained from now on, but not since `wrap`: {why}",
+            hint="unfreeze them before `wrap`; or use `model = shoestring.wrap(model)`, which takes them in",
+        )
+
+
+def _shard_rounds(
+    here: Session,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    asked: _Asked,
+    only: set[nn.Parameter] | None = None,
+) -> tuple[GradientRounds | DifferenceRounds, Saver | None]:
+    """Join the run with a model's parameters, or only some of them, and their optimizer."""
+    built = _build(here, model, optimizer, _rule(optimizer, asked.policy), asked, only)
     is_local = isinstance(asked.policy, LocalSteps)
     state = ShardState(optimizer, built.replica, built.table.rule)
     entry, parts, agreed = _enter(here, model, built, state=None if is_local else state, is_local=is_local)
@@ -126,16 +176,15 @@ def _join_shards(
         precisions=built.replica.precisions,
         buffers=built.buffers,
     )
-    saver = _resume(here, model, optimizer, built, entry, parts, coder, asked.policy)
+    saver = None if only else _resume(here, model, optimizer, built, entry, parts, coder, asked.policy)
     pilot = _pilot(here, built, entry, asked)
     driver = _drive(here, optimizer, built, entry, coder, pilot, asked.policy, state, agreed)
-    reporter = here.report_to(Reporter, entry.exchange, coder, pilot)
+    here.report_to(Reporter, entry.exchange, coder, pilot)
     if isinstance(driver, GradientRounds):
         here.closers.append(driver.close)
     if saver is not None:
         here.closers.append(saver.close)
-    _put_on(here, model, driver)
-    return SharedOptimizer(optimizer, driver, saver, reporter)
+    return driver, saver
 
 
 def _join_means(here: Session, model: nn.Module, asked: _Asked) -> None:
@@ -347,7 +396,7 @@ def _drive(
         coder,
         policy,
         pilot,
-        hyper=lambda: hyper_of(built.table.rule, optimizer.param_groups),
+        hyper=lambda: hyper_of(built.table.rule, optimizer.param_groups[: built.table.groups]),
         state=state,
         is_first=here.run.worker == 0,
         first_round=entry.first_round,
