@@ -26,14 +26,14 @@ from shoestring.worker.batchnorm.statistics import SharedStatistics, warm_up_sta
 from shoestring.worker.capture import ScriptCapture, make_saver
 from shoestring.worker.coder import PartCoder
 from shoestring.worker.entry import Entry, enter
-from shoestring.worker.fingerprint import fingerprint
-from shoestring.worker.growth import Growing, Rounds, names_of, trainable
 from shoestring.worker.module import shell
 from shoestring.worker.module.buffers import SharedBuffers
+from shoestring.worker.module.fingerprint import fingerprint
+from shoestring.worker.module.growth import Growing, Rounds, names_of, trainable
 from shoestring.worker.optimizer import SharedOptimizer
 from shoestring.worker.optimizers import hyper_of, rule_of
 from shoestring.worker.protocol.worker import Answer
-from shoestring.worker.replica import Replica
+from shoestring.worker.replica.replica import Replica
 from shoestring.worker.reporter import Reporter
 from shoestring.worker.rounds.auto import AUTO, Auto
 from shoestring.worker.rounds.differences import DifferenceRounds

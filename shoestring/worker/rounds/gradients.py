@@ -24,8 +24,8 @@ from shoestring.model.vectors import PARAMS, Vectors, pack
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND
 from shoestring.worker.coder import PartCoder, Terms
-from shoestring.worker.device import Ready
-from shoestring.worker.replica import Replica
+from shoestring.worker.replica.device import Ready
+from shoestring.worker.replica.replica import Replica
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.policy import Async, Bounded, EveryStep
 from shoestring.worker.rounds.sent import SentGradients
