@@ -321,7 +321,8 @@ class Shard:
         if decisions is None:
             return
         shares = decisions.shares
-        if len(decisions.paces) > 1 or (shares is not None and len(shares.samples) != self.members.expected):
+        does_fit = shares is None or len(shares.samples) == self.members.expected
+        if len(decisions.paces) > 1 or len(decisions.witnesses) > 1 or not does_fit:
             raise WireError(
                 f"decisions that do not fit a run of {self.members.expected} workers",
                 hint="check both sides' versions",

@@ -204,9 +204,10 @@ class Work:
         paces = tuple(one.paces[0] if one is not None and one.paces else 0.0 for one in given)
         if not self.is_whole or not any(paces):
             paces = ()
+        witnesses = tuple(seen for one in given if one is not None for seen in one.witnesses)
         if first is None:
-            return Decisions(paces=paces) if paces else None
-        return Decisions(first.delay, first.shares, paces)
+            return Decisions(paces=paces, witnesses=witnesses) if paces or witnesses else None
+        return Decisions(first.delay, first.shares, paces, witnesses)
 
     def _remember(self) -> bytes:
         """Add what the workers' layers have seen to the history; the last thing that work changes."""

@@ -63,6 +63,15 @@ class Shares(Data, frozen=True):
     samples: Annotated[tuple[Round, ...], Meta(min_length=1, max_length=WORKER_LIMIT)]
 
 
+class Witness(Data, frozen=True):
+    """What a worker shows the others: a fingerprint of a batch, a checksum of a parameter; 0: none."""
+
+    worker: Count
+    batch: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    index: Count = 0  # of the parameter
+    checksum: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+
+
 class Decisions(Data, frozen=True):
     """What the first worker has decided for later rounds, and what it decides by.
 
@@ -73,6 +82,8 @@ class Decisions(Data, frozen=True):
     shares: Shares | None = None
     # Seconds that a worker's own work took it of late: one in a push, all workers' in an answer.
     paces: Annotated[tuple[Seconds, ...], Meta(max_length=WORKER_LIMIT)] = ()
+    # Likewise: one worker's in a push, all workers' in an answer.
+    witnesses: Annotated[tuple[Witness, ...], Meta(max_length=WORKER_LIMIT)] = ()
 
 
 class Hello(Message, tag=1, kw_only=True):

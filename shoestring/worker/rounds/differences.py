@@ -25,9 +25,9 @@ from shoestring.errors import UsageError
 from shoestring.model.parts import Part
 from shoestring.wire.messages import WHOLE_ROUND
 from shoestring.worker.coder import PartCoder, Setting
-from shoestring.worker.device import Ready, common_device
-from shoestring.worker.replica import Replica
-from shoestring.worker.rounding import rounded
+from shoestring.worker.replica.device import Ready, common_device
+from shoestring.worker.replica.replica import Replica
+from shoestring.worker.replica.rounding import rounded
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.policy import LocalSteps
 from shoestring.worker.rounds.sharing import Sharing
@@ -182,7 +182,11 @@ class DifferenceRounds:
             self.coder.forget()
             self.replica.note()
 
-    def step(self) -> bool:
+    def send(self) -> bool:
+        """Nothing to do: gradients are never sent."""
+        return True
+
+    def step(self, *, skip: bool = False) -> bool:
         """Take a local step; after every `h` of them, a round. Says whether there was one."""
         self._look()
         self.inner.step()

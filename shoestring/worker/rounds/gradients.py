@@ -24,8 +24,8 @@ from shoestring.model.vectors import PARAMS, Vectors, pack
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND
 from shoestring.worker.coder import PartCoder, Terms
-from shoestring.worker.device import Ready
-from shoestring.worker.replica import Replica
+from shoestring.worker.replica.device import Ready
+from shoestring.worker.replica.replica import Replica
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.policy import Async, Bounded, EveryStep
 from shoestring.worker.rounds.sent import SentGradients
@@ -82,13 +82,22 @@ class GradientRounds:
         self._is_synced = True
         self._answered = first_round - 1  # the last round whose answers were applied
         self._terms: Terms | None = None
+        self._commit: say.Commit | None = None  # to the round that was sent
+        self._values: Mapping[int, Vector] = {}  # that the script has set before it, by part
         replica.note()
         self._changes = 0  # steps before which the script has changed parameters
         self._sent = SentGradients(replica)
         self._ready = self._fresh()
+        self._hooks: list[Any] = []
         for index, parameter in enumerate(replica.parameters):
-            register: Any = parameter.register_post_accumulate_grad_hook
-            register(self._hook(index))
+            hooked: Any = parameter
+            self._hooks.append(hooked.register_post_accumulate_grad_hook(self._hook(index)))
+
+    def close(self) -> None:
+        """Watch gradients no longer."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -111,8 +120,8 @@ class GradientRounds:
         """Raise unless the shards can do what the optimizer's groups say."""
         self._hyper()
 
-    def step(self) -> bool:
-        """Send what has not been sent, then wait as the policy says and update the parameters."""
+    def send(self) -> bool:
+        """Send what has not been sent; say whether all gradients of the step are finite."""
         if not self._is_synced:
             raise UsageError(
                 "`optimizer.step()` inside `no_sync()`", hint="leave the block before the last backward"
@@ -127,9 +136,22 @@ class GradientRounds:
             if part.index not in self._sent.parts:
                 self._push(part, terms)
         self.coder.exchange.wait_sent()
-        is_skipped = not self.coder.is_finite(terms.seq)
-        commit = say.Commit(terms.seq, is_skipped, pack_flags(changed), is_loaded)
-        self.coder.exchange.commit(commit, partial(self._give, commit, self._set_values(changed)))
+        is_finite = self.coder.is_finite(terms.seq)
+        self._commit = say.Commit(terms.seq, not is_finite, pack_flags(changed), is_loaded)
+        self._values = self._set_values(changed)
+        return is_finite
+
+    def step(self, *, skip: bool = False) -> bool:
+        """Commit to the round that was sent, then wait as the policy says and update the parameters.
+
+        `skip`: gradients that other rounds have sent of the same step are not finite. Says whether the
+        step has ended a round.
+        """
+        terms, commit = self._open(), self._commit
+        if commit is None:
+            raise ValueError("a step of which nothing was sent")
+        commit.skip |= skip
+        self.coder.exchange.commit(commit, partial(self._give, commit, self._values))
         self._close()
         self.steps = self._sharing.step = terms.seq
         delay = 0 if terms.save else self._delay(terms.seq)
@@ -168,7 +190,7 @@ class GradientRounds:
             )
         return changed
 
-    def _set_values(self, changed: NDArray[np.bool_]) -> dict[int, Vector]:
+    def _set_values(self, changed: NDArray[np.bool_]) -> Mapping[int, Vector]:
         """Copy the parts that the script has changed: where answers are delayed it may change them again."""
         parts = [self.replica.parts[index] for index in np.flatnonzero(changed).tolist()]
         return {part.index: self.replica.read(part) for part in parts}
@@ -217,7 +239,7 @@ class GradientRounds:
         self.coder.push(part, terms, PartGradient(self.replica, part, ready), checksums)
 
     def _close(self) -> None:
-        self._terms = None
+        self._terms = self._commit = None
         self._sent.clear()
         self._ready = self._fresh()
 

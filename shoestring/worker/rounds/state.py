@@ -18,7 +18,7 @@ from shoestring.model.parts import Part
 from shoestring.model.rules import Rule
 from shoestring.model.vectors import STEP_LIMIT, STEPS, Vectors, state_names, unpack
 from shoestring.worker.exchange import Exchange
-from shoestring.worker.replica import Replica
+from shoestring.worker.replica.replica import Replica
 
 _TORCH_NAMES = {"momentum": "momentum_buffer"}  # where torch calls a vector otherwise
 

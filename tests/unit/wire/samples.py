@@ -2,7 +2,7 @@
 
 from shoestring.wire import messages as say
 
-DECISIONS = say.Decisions(say.Delay(5, 1), say.Shares(6, (3, 1)), (0.5,))
+DECISIONS = say.Decisions(say.Delay(5, 1), say.Shares(6, (3, 1)), (0.5,), (say.Witness(1, 2, 3, 4),))
 
 SAMPLES = (
     say.Hello(
