@@ -116,11 +116,11 @@ class Replica:
         return flat
 
     def read_gradient(
-        self, part: Part, memory: Vector | None, feedback: Vector | None
+        self, part: Part, memory: Vector | None, feedback: Vector | None, factor: float = 1.0
     ) -> tuple[Vector, NDArray[np.bool_]]:
         """Copy the gradient of a part, zero where there is none, and say which pieces have one.
 
-        The feedback, where given, is added on the way.
+        It is multiplied by the factor, and the feedback, where given, is added, both on the way.
         """
         gradients = [self.parameters[piece.tensor].grad for piece in part.pieces]
         used = np.array([gradient is not None for gradient in gradients])
@@ -131,6 +131,8 @@ class Replica:
                 continue
             dense = gradient.to_dense() if gradient.is_sparse else gradient
             values, own = _flat(dense)[piece.start : piece.stop], torch.from_numpy(flat[start:stop])
+            if factor != 1:
+                values = values.float() * factor
             if feedback is None:
                 own.copy_(values)
             else:
@@ -143,7 +145,9 @@ class Replica:
         values = [_flat(parameter) for parameter in self.of(part)]
         return torch.cat(_cut(part, values)).float()
 
-    def gather_gradient(self, part: Part, feedback: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
+    def gather_gradient(
+        self, part: Part, feedback: Tensor | None, factor: float = 1.0
+    ) -> tuple[Tensor, NDArray[np.bool_]]:
         """Do what `read_gradient` does, on the device of the parameters."""
         gradients = [parameter.grad for parameter in self.of(part)]
         used = np.array([gradient is not None for gradient in gradients])
@@ -155,6 +159,8 @@ class Replica:
                 dense = gradient.to_dense() if gradient.is_sparse else gradient
                 pieces.append(_flat(dense)[piece.start : piece.stop])
         flat = torch.cat(pieces).float()
+        if factor != 1:
+            flat.mul_(factor)
         return (flat if feedback is None else flat.add_(feedback)), used
 
     def expect(self, part: Part, used: bytes) -> None:

@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,6 +116,7 @@ class DifferenceRounds:
     """Turns every `h` local steps into a round."""
 
     state = None  # the optimizer's is on the worker
+    is_skipped = False
 
     def __init__(
         self,
@@ -145,6 +147,14 @@ class DifferenceRounds:
     def no_sync(self) -> Iterator[None]:
         """Nothing to do: gradients are never sent."""
         yield
+
+    def unscaling(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to do: gradients are never sent."""
+        return contextlib.nullcontext()
+
+    def stepping(self, scaler: Any) -> contextlib.AbstractContextManager[None]:
+        """Nothing to do, likewise."""
+        return contextlib.nullcontext()
 
     def check_groups(self) -> None:
         """Nothing to do: the optimizer runs here, whatever its groups say."""
@@ -189,7 +199,8 @@ class DifferenceRounds:
     def step(self, *, skip: bool = False) -> bool:
         """Take a local step; after every `h` of them, a round. Says whether there was one."""
         self._look()
-        self.inner.step()
+        if not skip:
+            self.inner.step()
         self.replica.note()
         self.steps += 1
         self._sharing.step = self.steps

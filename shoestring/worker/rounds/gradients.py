@@ -28,6 +28,7 @@ from shoestring.worker.replica.device import Ready
 from shoestring.worker.replica.replica import Replica
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.policy import Async, Bounded, EveryStep
+from shoestring.worker.rounds.scale import LossScale, Scaling
 from shoestring.worker.rounds.sent import SentGradients
 from shoestring.worker.rounds.sharing import Sharing
 from shoestring.worker.rounds.state import ShardState
@@ -42,16 +43,20 @@ class PartGradient:
     replica: Replica
     part: Part
     ready: Ready | None
+    scale: LossScale | None  # that is to be taken out of it
 
     @property
     def device(self) -> torch.device | None:
         return self.replica.device_of(self.part)
 
     def read(self, memory: Vector | None, feedback: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
-        return self.replica.read_gradient(self.part, memory, feedback)
+        return self.replica.read_gradient(self.part, memory, feedback, self._factor())
 
     def gather(self, feedback: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
-        return self.replica.gather_gradient(self.part, feedback)
+        return self.replica.gather_gradient(self.part, feedback, self._factor())
+
+    def _factor(self) -> float:
+        return 1.0 if self.scale is None else self.scale.inverse
 
 
 class GradientRounds:
@@ -87,6 +92,8 @@ class GradientRounds:
         replica.note()
         self._changes = 0  # steps before which the script has changed parameters
         self._sent = SentGradients(replica)
+        self._scaling = Scaling()
+        self.is_skipped = False  # whether the last step has come to no update
         self._ready = self._fresh()
         self._hooks: list[Any] = []
         for index, parameter in enumerate(replica.parameters):
@@ -126,7 +133,11 @@ class GradientRounds:
             raise UsageError(
                 "`optimizer.step()` inside `no_sync()`", hint="leave the block before the last backward"
             )
-        self._sent.check()
+        if self._scaling.scaler is None or self._scaling.is_unscaled:
+            self._sent.check()
+        else:
+            self._sent.accept()  # the scaler has looked at them
+        self._scaling.check(has_gradients=any(p.grad is not None for p in self.replica.parameters))
         self._refuse_changed_rates()
         terms = self._open()
         changed = self._changed_parts(terms)
@@ -153,16 +164,37 @@ class GradientRounds:
         commit.skip |= skip
         self.coder.exchange.commit(commit, partial(self._give, commit, self._values))
         self._close()
+        self.is_skipped = commit.skip and terms.bound != WHOLE_ROUND
         self.steps = self._sharing.step = terms.seq
         delay = 0 if terms.save else self._delay(terms.seq)
         for seq in range(self._answered + 1, terms.seq - delay + 1):
             is_whole = self._bound(seq) == WHOLE_ROUND
             self.pilot.hear(self.coder.collect(seq, self.replica, is_whole=is_whole))
+            self.is_skipped |= is_whole and self.coder.is_skipped
             self._answered = seq
             self.state.arrived(seq)
         self.replica.note()
         self.pilot.round_done(terms.seq)
         return True
+
+    @contextlib.contextmanager
+    def unscaling(self) -> Iterator[None]:
+        """Around a scaler's work on the gradients, in place: what was sent stays what was sent."""
+        self._sent.check()
+        self.coder.exchange.wait_sent()  # pushes are read in another thread
+        yield
+        self._sent.accept()
+        self._scaling.is_unscaled = True
+
+    @contextlib.contextmanager
+    def stepping(self, scaler: Any) -> Iterator[None]:
+        """Around a scaler's step, which looks at gradients in place first and then steps."""
+        self._sent.check()
+        self._scaling.scaler = scaler
+        try:
+            yield
+        finally:
+            self._scaling.scaler = None
 
     def shown_round(self) -> int:
         """The round whose state a script sees: the last one pushed, where rounds are those of all workers."""
@@ -226,6 +258,7 @@ class GradientRounds:
             bound = self._bound(self.steps + 1)
             terms = self.pilot.terms(self.steps + 1, self._hyper(), self._sharing.weigh(), bound)
             self._terms = replace(terms, early=True)
+            self._scaling.begin()
         return self._terms
 
     def _push(self, part: Part, terms: Terms) -> None:
@@ -236,11 +269,12 @@ class GradientRounds:
             ready.close()
         is_checked = terms.bound == WHOLE_ROUND and part.index == terms.seq % len(self.replica.parts)
         checksums = partial(self.replica.checksums, part) if is_checked else bytes
-        self.coder.push(part, terms, PartGradient(self.replica, part, ready), checksums)
+        self.coder.push(part, terms, PartGradient(self.replica, part, ready, self._scaling.scale), checksums)
 
     def _close(self) -> None:
         self._terms = self._commit = None
         self._sent.clear()
+        self._scaling.end()
         self._ready = self._fresh()
 
     def _fresh(self) -> list[Ready | None]:
