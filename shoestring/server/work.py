@@ -7,7 +7,7 @@ Contributions are summed in the order of the workers, not of arrival, so the bit
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from shoestring.model.statistics import unpack
 from shoestring.model.vectors import PARAMS, Vectors, checksums_of
 from shoestring.server import rules
 from shoestring.server.holding import Reply
-from shoestring.wire.messages import WHOLE_ROUND, Decisions, Push
+from shoestring.wire.messages import WHOLE_ROUND, WIDE, Decisions, Push
 
 if TYPE_CHECKING:
     from shoestring.server.rounds import PartRounds
@@ -108,7 +108,7 @@ class Work:
         self.reply = self._mark(
             holding.advance(
                 self.total,
-                scale=float(np.float32(self._mean()) * np.float32(1.0 if self.scale is None else self.scale)),
+                scale=self._factor(),
                 hyper=self.contributions[0].push.hyper,
                 used=self._used(),
                 codec=wish.reply if self.put is None else LOSSLESS,
@@ -148,11 +148,14 @@ class Work:
     def let_go(self) -> None:
         """Give back the memory of the sum."""
         if self.total is not None:
-            self.rounds.take_back(self.total)
+            if self.total.dtype == np.float32:
+                self.rounds.take_back(self.total)
             self.total = None
 
     def _sum(self) -> Vector:
         part = self.rounds.holding.part
+        if any(item.push.codec == WIDE for item in self.contributions):
+            return cast(Vector, self._sum_wide())
         total = self.rounds.lend(part.size)
         for place, item in enumerate(self.contributions):
             weight = item.push.weight
@@ -175,6 +178,31 @@ class Work:
             if not place and weight != 1.0:
                 total *= np.float32(weight)
         return total
+
+    def _sum_wide(self) -> NDArray[np.float64]:
+        """The sum in float64, where any contribution is."""
+        part = self.rounds.holding.part
+        total = np.zeros(part.size, np.float64)
+        for item in self.contributions:
+            codec = item.push.codec
+            if codec in (WIDE, LOSSLESS):
+                total += item.push.weight * np.frombuffer(item.payload, codec)
+            elif codec:
+                values = np.empty(part.size, np.float32)
+                try:
+                    codec_of(codec).decode(item.payload, part.layout, values)
+                except ShoestringError:
+                    self.culprit = item.worker
+                    raise
+                total += item.push.weight * values
+        return total
+
+    def _factor(self) -> float:
+        """What the sum is multiplied by to be the mean, clipped."""
+        clip = 1.0 if self.scale is None else self.scale
+        if self.total is not None and self.total.dtype == np.float64:
+            return clip / sum(item.push.weight for item in self.contributions)
+        return float(np.float32(self._mean()) * np.float32(clip))
 
     def _mean(self) -> float:
         return float(np.float32(1.0 / sum(item.push.weight for item in self.contributions)))

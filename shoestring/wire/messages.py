@@ -32,6 +32,7 @@ WHOLE_ROUND = -1  # `Push.bound` of a push that is summed with those of all work
 WORKER_LIMIT = 1 << 16
 CHECKSUMS_LIMIT = 1 << 18  # bytes
 NEWS_LIMIT = 1 << 19  # bytes; they lie in a header
+WIDE = "float64"  # the codec of a push of float64 values, whose mean is taken and answered in float64
 TAKEN, OPEN, DISCARDED = range(3)  # a `Fate`: a step was taken with it; not yet; it was thrown away
 
 Count = Annotated[int, Meta(ge=0)]

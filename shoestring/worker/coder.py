@@ -176,7 +176,9 @@ class PartCoder:
             target.expect(part, message.used)
             if isinstance(message, say.Full):
                 narrow, payload = self._narrow.get(part.index), answer.payload
-                values = np.frombuffer(payload, np.float32) if narrow is None else narrow.unpack(payload)
+                is_wide = payload.nbytes == 8 * part.size  # of a mean of float64 values
+                plain: Vector = np.frombuffer(payload, "float64" if is_wide else "float32")
+                values = plain if narrow is None else narrow.unpack(payload)
                 target.write(part, values)
             elif message.codec:
                 self._add(target, part, codec_of(message.codec), answer.payload)

@@ -212,8 +212,8 @@ def _mean_rounds(
 ) -> MeanRounds:
     """Join the run with a model's parameters, or only some of them, for their mean gradient."""
     built = _build(here, model, None, _MEAN, asked, only)
-    if any(row.dtype == "float64" for row in built.table.tensors):
-        here.notice("gradients of float64 parameters travel as float32")
+    if any(row.dtype == "float64" for row in built.table.tensors) and not _is_lossless(asked.codec):
+        here.notice('gradients of float64 parameters travel as float32; in float64 with `codec="float32"`')
     entry, *_ = _enter(here, model, built)
     coder = MeanCoder(
         entry.exchange, built.replica.parts, built.statistics, notice=here.notice, buffers=built.buffers
@@ -223,7 +223,7 @@ def _mean_rounds(
         built.replica,
         coder,
         pilot,
-        is_whole=asked.codec != AUTO and make(asked.codec).name == LOSSLESS,
+        is_whole=_is_lossless(asked.codec),
         first_round=entry.first_round,
         sharing=here.sharing,
     )
@@ -446,6 +446,10 @@ def _check(optimizer: Optimizers | None, codec: str, policy: Policy, clip_norm: 
         )
     if codec != AUTO:
         make(codec)
+
+
+def _is_lossless(codec: str) -> bool:
+    return codec != AUTO and make(codec).name == LOSSLESS
 
 
 def _check_means(policy: Policy, clip_norm: float, why: str) -> None:
