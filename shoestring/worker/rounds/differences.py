@@ -160,6 +160,7 @@ class DifferenceRounds:
 
     def step(self) -> bool:
         """Take a local step; after every `h` of them, a round. Says whether there was one."""
+        self.replica.refuse_converted()
         self.inner.step()
         self.steps += 1
         self._sharing.step = self.steps

@@ -124,6 +124,7 @@ class GradientRounds:
             )
         self._sent.check()
         self._refuse_changed_rates()
+        self.replica.refuse_converted()
         terms = self._open()
         is_loaded = self.state.leave(terms.seq) and (terms.bound == WHOLE_ROUND or self._is_first)
         self.pilot.backward_done()

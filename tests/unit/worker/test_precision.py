@@ -13,7 +13,7 @@ from torch import nn
 from shoestring.checkpoint.export import read_model, write_model
 from shoestring.checkpoint.snapshot import Snapshot, step_folder
 from shoestring.config import Run
-from shoestring.errors import JoinError, ShoestringError
+from shoestring.errors import JoinError, ShoestringError, UsageError
 from shoestring.observe.events import EventLog
 from shoestring.worker.session import Session
 from shoestring.worker.wrap import join
@@ -120,6 +120,25 @@ def test_a_worker_of_another_precision_is_refused_by_name():
         pytest.raises(JoinError, match=r"`layers.0.weight` is (bfloat16|float32), others have"),
     ):
         cluster.train(be_worker)
+
+
+@pytest.mark.parametrize("policy", ["every", "async", "local:2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_that_is_converted_after_it_was_wrapped_is_refused(policy, dtype):
+    here = alone()
+    model, inner = build((torch.float32,))
+    model, optimizer = join(here, model, inner, codec="dct", policy=policy)
+    loss_of(model, 0, 0).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model.to(dtype)
+    loss_of(model, 1, 0).backward()
+    with pytest.raises(
+        UsageError, match=f"`layers.0.weight` is {dtype} now, and was torch.float32"
+    ) as caught:
+        optimizer.step()
+    assert "before `wrap`" in caught.value.hint
+    here.close()
 
 
 # What it is for: no more memory than this, and no less accuracy than with a master on the worker.
