@@ -62,6 +62,7 @@ class SharedOptimizer(torch.optim.Optimizer):
         self._take_in = take_in  # parameters that are trained from now on
         self._trial = Trial()
         self._samples = 0
+        self._loaded: dict[str, Any] | None = None  # what is being loaded, as it was given
         self._is_made = True
 
     @property
@@ -162,6 +163,7 @@ class SharedOptimizer(torch.optim.Optimizer):
         Called by all workers alike: shards take the first one's with the next step.
         """
         before = self.inner.param_groups, self.inner.state
+        hook = self.register_load_state_dict_pre_hook(_note_loaded)  # after the script's own
         try:
             super().load_state_dict(state_dict)
             for driver in self._drivers:
@@ -170,12 +172,18 @@ class SharedOptimizer(torch.optim.Optimizer):
         except Exception:
             self.inner.param_groups, self.inner.state = before
             raise
+        finally:
+            hook.remove()
+            self._loaded = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take groups and state that were loaded."""
         if "inner" not in self.__dict__:
             raise _copied()
         self.inner.__setstate__(state)
+        if self._loaded is not None:
+            for own in self._states():
+                own.refine(self._loaded)
 
     def __getstate__(self) -> dict[str, Any]:
         raise _copied()
@@ -218,6 +226,11 @@ class SharedOptimizer(torch.optim.Optimizer):
         """Train further parameters, those of the wrapped model alone; all workers add the same."""
         if self._is_made:
             self.inner.add_param_group(param_group)
+
+
+def _note_loaded(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
+    if isinstance(optimizer, SharedOptimizer):
+        optimizer._loaded = given
 
 
 def _copied() -> UsageError:

@@ -98,6 +98,16 @@ class Replica:
         """Whether no parameter of a part lies on a device that could code it."""
         return all(self.parameters[piece.tensor].device.type not in device.KINDS for piece in part.pieces)
 
+    def refuse_converted(self) -> None:
+        """Raise if the script has made parameters of something else: shards round to what they know."""
+        for parameter, tensor in zip(self.parameters, self.tensors, strict=True):
+            if _name(parameter.dtype) != tensor.dtype:
+                raise UsageError(
+                    f"parameter `{tensor.name}` is {parameter.dtype} now, and was torch.{tensor.dtype} when "
+                    "the model was wrapped",
+                    hint="convert the model (`.bfloat16()`, `.double()`, `.to(dtype)`) before `wrap`",
+                )
+
     def home(self, part: Part) -> Vector | None:
         """The memory of a part's parameters, if they lie there in one run."""
         if self._home is None:

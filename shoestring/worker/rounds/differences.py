@@ -198,6 +198,7 @@ class DifferenceRounds:
 
     def step(self, *, skip: bool = False) -> bool:
         """Take a local step; after every `h` of them, a round. Says whether there was one."""
+        self.replica.refuse_converted()
         self._look()
         if not skip:
             self.inner.step()

@@ -139,6 +139,7 @@ class GradientRounds:
             self._sent.accept()  # the scaler has looked at them
         self._scaling.check(has_gradients=any(p.grad is not None for p in self.replica.parameters))
         self._refuse_changed_rates()
+        self.replica.refuse_converted()
         terms = self._open()
         changed = self._changed_parts(terms)
         is_loaded = self.state.leave(terms.seq) and (terms.bound == WHOLE_ROUND or self._is_first)

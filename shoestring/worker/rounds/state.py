@@ -3,7 +3,8 @@
 The truth lies with the shards. The state of the optimizer that was wrapped is empty as a rule. It is
 filled when somebody looks (`state_dict`, `state[parameter]`), and emptied at the next step; what a script
 has loaded or changed there meanwhile goes to the shards with that step, before they update anything. All
-workers set the same, so the first one sends it.
+workers set the same, so the first one sends it. It is float32, of parameters in two bytes too: a second
+moment of Adam's may be too small for them.
 """
 
 from collections.abc import Callable
@@ -75,6 +76,18 @@ class ShardState:
         self._is_set = self._seq() > 0 or bool(self._entries())
         self._shown = None
 
+    def refine(self, loaded: dict[str, Any]) -> None:
+        """Take float32 from a state that torch has loaded, and rounded to what the parameters are made of."""
+        ids = [name for group in loaded["param_groups"] for name in group["params"]]
+        own = [parameter for group in self._inner.param_groups for parameter in group["params"]]
+        places = dict(zip(own, ids, strict=True))
+        for parameter in self._replica.parameters:
+            state = self._inner.state.get(parameter, {})
+            for key in set(state) & set(self._vectors.values()):
+                exact = loaded["state"][places[parameter]][key]
+                if isinstance(exact, Tensor) and exact.dtype == torch.float32 != state[key].dtype:
+                    state[key] = exact.to(parameter.device)
+
     def leave(self, seq: int) -> bool:
         """Empty the optimizer's state at a step; say whether it goes to the shards with round `seq`."""
         if self._shown is not None and self._has_changed():
@@ -105,7 +118,7 @@ class ShardState:
             vectors[STEPS][place] = int(state.get("step", 1))
             for name, own in self._vectors.items():
                 flat = state[own].detach().reshape(-1)[piece.start : piece.stop]
-                vectors[name][offsets[place] : offsets[place + 1]] = flat.cpu().numpy()
+                vectors[name][offsets[place] : offsets[place + 1]] = flat.cpu().float().numpy()
         return vectors
 
     def _check_all(self) -> None:
@@ -189,9 +202,10 @@ class ShardState:
 
 
 def _put(state: dict[str, Any], name: str, parameter: Tensor, start: int, values: Tensor) -> None:
-    """Put a piece's values into a tensor like the parameter, which is made with the first piece."""
+    """Put a piece's values into a tensor like the parameter, but float32, made with the first piece."""
     if name not in state:
-        state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format).detach()
+        kind = torch.float32
+        state[name] = torch.zeros_like(parameter, dtype=kind, memory_format=torch.preserve_format).detach()
     own = state[name]
     if own.is_contiguous():
         own.view(-1)[start : start + values.numel()].copy_(values)

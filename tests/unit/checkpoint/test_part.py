@@ -1,5 +1,7 @@
 """One part of a checkpoint: its tensors' names, and what is refused when it is restored."""
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -34,6 +36,20 @@ def test_tensors_have_the_names_that_checkpoints_have_had_all_along():
         "part.00001.state.momentum",
         "part.00001.statistics.abc",
     ]
+
+
+def test_what_workers_hold_takes_the_place_of_feedback_where_it_is_less_precise(tmp_path):
+    part = replace(make_part(1, has_feedback=False), held=np.arange(7, dtype=np.float32))
+    assert list(part.tensors()) == [
+        "part.00001.params",
+        "part.00001.held",
+        "part.00001.steps",
+        "part.00001.state.momentum",
+    ]
+    again = replace(make_part(1, seed=1, has_feedback=False), held=np.zeros(7, np.float32))
+    saved(tmp_path, [part]).fill(again)
+    for name, values in part.tensors().items():
+        np.testing.assert_array_equal(again.tensors()[name], values)
 
 
 def test_without_feedback_there_are_zeros_in_its_place():

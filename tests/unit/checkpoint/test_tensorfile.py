@@ -10,10 +10,18 @@ import tracemalloc
 import numpy as np
 import pytest
 import safetensors
+import torch
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_torch
 
 from shoestring.checkpoint import tensorfile
-from shoestring.checkpoint.tensorfile import CHUNK_BYTES, MAX_JSON_BYTES, TensorFile, TensorFileWriter
+from shoestring.checkpoint.tensorfile import (
+    CHUNK_BYTES,
+    MAX_JSON_BYTES,
+    STAND_INS,
+    TensorFile,
+    TensorFileWriter,
+)
 from shoestring.errors import SnapshotError
 
 SHAPES = [(), (1,), (0,), (3, 0, 2), (7,), (5, 3, 2)]
@@ -114,6 +122,19 @@ def test_we_read_what_the_safetensors_library_writes(tmp_path):
     assert file.entries.keys() == tensors.keys()
     for name, want in tensors.items():
         assert_same(file.read(name), want)
+
+
+def test_numbers_that_numpy_does_not_know_are_written_as_torch_knows_them(tmp_path):
+    path = tmp_path / "shard-0.safetensors"
+    tensors = {name: np.arange(6, dtype=f"u{kind.itemsize}").view(kind) for name, kind in STAND_INS.items()}
+    write_file(path, tensors)
+    for name, found in load_torch(path).items():
+        assert found.dtype == getattr(torch, name)
+        own = found.view(torch.int16 if found.element_size() == 2 else torch.uint8)
+        assert own.tolist() == list(range(6))
+    again = TensorFile(path)
+    for name, want in tensors.items():
+        assert_same(again.read(name), want)
 
 
 def test_a_file_without_tensors(tmp_path):

@@ -13,7 +13,7 @@ from torch import nn
 from shoestring.checkpoint.export import read_model, write_model
 from shoestring.checkpoint.snapshot import Snapshot, step_folder
 from shoestring.config import Run
-from shoestring.errors import JoinError, ShoestringError
+from shoestring.errors import JoinError, ShoestringError, UsageError
 from shoestring.observe.events import EventLog
 from shoestring.worker.session import Session
 from shoestring.worker.wrap import join
@@ -40,6 +40,10 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def alone() -> Session:
+    return Session(Run(), "1", EventLog(None, "test"))
 
 
 def train(here: Session, dtypes: Dtypes, codec: str, policy: str, steps: int = STEPS) -> list[str]:
@@ -118,13 +122,32 @@ def test_a_worker_of_another_precision_is_refused_by_name():
         cluster.train(be_worker)
 
 
+@pytest.mark.parametrize("policy", ["every", "async", "local:2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_that_is_converted_after_it_was_wrapped_is_refused(policy, dtype):
+    here = alone()
+    model, inner = build((torch.float32,))
+    model, optimizer = join(here, model, inner, codec="dct", policy=policy)
+    loss_of(model, 0, 0).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model.to(dtype)
+    loss_of(model, 1, 0).backward()
+    with pytest.raises(
+        UsageError, match=f"`layers.0.weight` is {dtype} now, and was torch.float32"
+    ) as caught:
+        optimizer.step()
+    assert "before `wrap`" in caught.value.hint
+    here.close()
+
+
 # What it is for: no more memory than this, and no less accuracy than with a master on the worker.
 
 
 @pytest.mark.parametrize("codec", ["float32", "dct"])
 def test_a_worker_has_no_tensors_but_parameters_and_gradients(codec):
     before = live_tensors()
-    here = Session(Run(), "1", EventLog(None, "test"))
+    here = alone()
     model = nn.Sequential(nn.Linear(300, 900), nn.Tanh(), nn.Linear(900, 300)).bfloat16()
     inner = torch.optim.AdamW(model.parameters(), 1e-3)
     model, optimizer = join(here, model, inner, codec=codec, policy="every")
@@ -157,7 +180,7 @@ def losses_of(model: nn.Module, step: Callable[[], object]) -> list[float]:
 
 def shared_losses(dtypes: Dtypes, codec: str) -> list[float]:
     model, _ = build(dtypes)
-    here = Session(Run(), "1", EventLog(None, "test"))
+    here = alone()
     adamw = torch.optim.AdamW(model.parameters(), RATE)
     model, optimizer = join(here, model, adamw, codec=codec, policy="every")
     losses = losses_of(model, optimizer.step)
@@ -198,6 +221,78 @@ def test_the_loss_is_that_of_masters_on_the_worker():
 def test_compressed_the_loss_is_that_of_float32_parameters():
     found, want = shared_losses(BFLOAT16, "dct"), shared_losses((torch.float32,), "dct")
     assert np.mean(found[-20:]) == pytest.approx(np.mean(want[-20:]), rel=0.02)
+
+
+# The optimizer's state.
+
+
+@pytest.mark.parametrize("codec", ["float32", "dct"])
+@pytest.mark.parametrize("dtypes", MIXTURES.values(), ids=MIXTURES)
+def test_moments_are_float32_in_what_is_saved_and_in_what_is_loaded(tmp_path: Path, dtypes, codec):
+    here = alone()
+    model, inner = build(dtypes)
+    model, optimizer = join(here, model, inner, codec=codec, policy="every")
+    for step in range(5):
+        (1e-2 * loss_of(model, step, 0)).backward()  # squares of this are too small for half precision
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.save([model.state_dict(), optimizer.state_dict()], tmp_path / "saved.pt")
+    weights, state = torch.load(tmp_path / "saved.pt", weights_only=True)
+    for entry in state["state"].values():
+        assert entry["exp_avg"].dtype == entry["exp_avg_sq"].dtype == torch.float32
+        assert float(entry["step"]) == 5
+    optimizer.load_state_dict(optimizer.state_dict())  # as Accelerate does; nothing is set by it
+    assert optimizer.driver.state.leave(6) is False
+    here.close()
+
+    here = alone()
+    model, inner = build(dtypes)
+    model.load_state_dict(weights)
+    model, optimizer = join(here, model, inner, codec=codec, policy="every")
+    optimizer.load_state_dict(state)
+    assert same_moments(optimizer.state_dict(), state)
+    loss_of(model, 5, 0).backward()
+    optimizer.step()  # with which it goes to the shards
+    found = optimizer.state_dict()
+    here.close()
+    # A step of plain AdamW on masters, from the same state.
+    plain, _ = build(dtypes)
+    plain.load_state_dict(weights)
+    loss_of(plain, 5, 0).backward()
+    masters = [parameter.detach().float() for parameter in plain.parameters()]
+    for master, parameter in zip(masters, plain.parameters(), strict=True):
+        master.grad = parameter.grad.float()
+    adamw = torch.optim.AdamW(masters)
+    adamw.load_state_dict(state)  # rates and all
+    adamw.step()
+    if codec == "float32":
+        assert same_moments(found, adamw.state_dict(), rtol=1e-5, atol=1e-10)
+
+
+def same_moments(own: dict[str, Any], want: dict[str, Any], **tolerance: float) -> bool:
+    for index, entry in want["state"].items():
+        for key, value in entry.items():
+            torch.testing.assert_close(
+                own["state"][index][key], value, **({"rtol": 0, "atol": 0} | tolerance)
+            )
+    return own["state"].keys() == want["state"].keys()
+
+
+def test_a_state_that_plain_torch_made_in_two_bytes_goes_to_the_shards():
+    model, inner = build(BFLOAT16)
+    for step in range(3):
+        loss_of(model, step, 0).backward()
+        inner.step()
+        inner.zero_grad()
+    before = {index: dict(entry) for index, entry in inner.state_dict()["state"].items()}
+    assert before[0]["exp_avg"].dtype == torch.bfloat16
+    here = alone()
+    model, optimizer = join(here, model, inner, codec="float32", policy="every")
+    found = optimizer.state_dict()["state"]
+    here.close()
+    for index, entry in before.items():
+        for key, value in entry.items():
+            assert torch.equal(found[index][key].float(), value.float())
 
 
 # Checkpoints.
