@@ -18,12 +18,19 @@ matplotlib.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import NullFormatter
 
+from benchmarks.compatibility import table as compatibility
 from benchmarks.scale import table as scaletable
 from benchmarks.train.table import lines, summarise
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = ("README.md", "docs/batchnorm.md", "docs/benchmark.md", "docs/scale.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/batchnorm.md",
+    "docs/benchmark.md",
+    "docs/compatibility.md",
+    "docs/scale.md",
+)
 LINKS = {
     "10mbit-40ms": "10 Mbit/s, 40 ms",
     "100mbit-10ms": "100 Mbit/s, 10 ms",
@@ -119,6 +126,7 @@ def tables() -> dict[str, Callable[[], list[str]]]:
     made: dict[str, Callable[[], list[str]]] = {
         name: partial(list, own) for name, own in scaletable.tables(load("scale")).items()
     }
+    made |= {name: partial(list, own) for name, own in compatibility.tables(load("compatibility")).items()}
     made |= {"batchnorm": table_of_batchnorm, "batchnorm delay": table_of_delay}
     for workload in TRAININGS:
         made[f"ablation {workload}"] = partial(table_of_ablation, workload)

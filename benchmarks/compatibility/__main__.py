@@ -25,7 +25,10 @@ def compatibility(
     codecs: Annotated[
         list[str] | None, typer.Option("--codec", metavar="SPEC", help=f"float32 or dct; {_AGAIN}")
     ] = None,
-    together: Annotated[int, typer.Option(min=1, help="How many cases share a pair of processes.")] = 12,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Some cases of every kind, as the tests run.")
+    ] = False,
+    together: Annotated[int, typer.Option(min=1, help="How many cases share a pair of processes.")] = 60,
     folder: Annotated[
         Path | None, typer.Option("--keep", help="Empty folder for what the workers tell, to look at.")
     ] = None,
@@ -45,7 +48,8 @@ def compatibility(
     from benchmarks.compatibility.cases import CASES
 
     check_output(output)
-    names = [name for name in CASES if not cases or any(text in name for text in cases)]
+    chosen = suite.QUICK if quick else tuple(CASES)
+    names = [name for name in chosen if not cases or any(text in name for text in cases)]
     settings = [
         setting
         for setting in suite.SETTINGS
@@ -69,7 +73,11 @@ def compatibility(
 main = Command(
     compatibility,
     "benchmarks.compatibility",
-    examples=("--json", "--case Adam --mode wrap-model --codec float32", "--output compatibility.json"),
+    examples=(
+        "--quick --json",
+        "--case Adam --mode wrap-model --codec float32",
+        "--output compatibility.json",
+    ),
 )
 
 if __name__ == "__main__":

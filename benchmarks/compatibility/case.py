@@ -4,7 +4,7 @@ A case is a function of a `World`, which stands for the lines in which the two d
 losses of its own batches and returns what the training made: models, optimizers, values.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 STEPS = 20
 MODES = ("wrap-model", "wrap-optimizer", "local")
 
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 Batch = tuple[Tensor, Tensor]
 Found = Mapping[str, Any]  # nn.Module, Optimizer, Tensor or number, by name
 
@@ -26,14 +27,13 @@ class World(Protocol):
     rank: int
     workers: int
     is_ddp: bool
+    has_shards: bool  # whether `wrap` hands the optimizer over
     folder: Path  # that both workers see, empty when the case begins
 
     def model(self, model: nn.Module, *, unused: bool = False) -> nn.Module:
         """`DistributedDataParallel(model)` or `shoestring.wrap(model)`."""
 
-    def wrap(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, unused: bool = False
-    ) -> tuple[nn.Module, Any]:
+    def wrap(self, model: nn.Module, optimizer: Optimizers, *, unused: bool = False) -> tuple[nn.Module, Any]:
         """As `model`, or `shoestring.wrap(model, optimizer)` where the mode says so."""
 
     def again(self, model: nn.Module, *, unused: bool = False) -> nn.Module:
@@ -61,6 +61,7 @@ class Case:
     script: Callable[[World], Found]
     modes: tuple[str, ...] = MODES
     falls: bool = True  # whether its losses must have fallen in the end
+    ends_finite: bool = True  # whether its parameters must be numbers in the end
     widest: float = 1e-3  # of a tolerance of parameters, as a part of the way that they went
     alone: bool = False  # in processes of its own
     limit_s: float = 45.0

@@ -24,12 +24,42 @@ from shoestring.server.warmup import warm_up
 
 LOSSY = "dct"
 SHARDS = 2
-TOGETHER = 12  # cases of a pair of processes
+TOGETHER = 60  # cases of a pair of processes
 _POLICIES = {"wrap-model": "every", "wrap-optimizer": "every", "local": "local:2"}
 _START_S = 60.0
 _END_S = 10.0
 _LOOK_S = 0.02
 _ROOT = Path(__file__).parents[2]
+
+# A choice for tests: some of everything.
+QUICK = (
+    "SGD, momentum",
+    "AdamW",
+    "RMSprop",
+    "Muon beside AdamW",
+    "groups with rates of their own",
+    "OneCycleLR, betas, before `wrap`",
+    "GradScaler, `unscale_`, clipping, overflow on one worker",
+    "clipping by norm",
+    "clipping by value",
+    "accumulation in `no_sync`",
+    "accumulation without `no_sync`",
+    "`continue` after backward, zeroing first in the loop",
+    "NaN on one worker, the step left out by its norm",
+    "weights clamped after each step",
+    "unfrozen halfway",
+    "adapters on a frozen base",
+    "GAN, two models, two optimizers",
+    "BatchNorm",
+    "tied weights",
+    "parameters that one worker does not use",
+    "mean of weights by deepcopy after `wrap`",
+    "bf16 parameters, AdamW",
+    "saved while wrapped, loaded in plain torch: Adam",
+    "state of plain torch loaded after `wrap`: Adam",
+    "a loaded optimizer's rate counts",
+    "compiled after `wrap`",
+)
 
 Say = Callable[[str], None]
 

@@ -4,6 +4,21 @@ from collections.abc import Sequence
 from typing import Any
 
 Figures = dict[str, Any]
+
+GROUPS = (  # as files in `cases/`
+    "optimizers",
+    "groups",
+    "schedules",
+    "scaling",
+    "gradients",
+    "freezing",
+    "models",
+    "copies",
+    "saving",
+    "precision",
+    "adversaries",
+    "data",
+)
 _COLUMNS = (
     ("wrap-model", "float32", "`wrap(model)`"),
     ("wrap-optimizer", "float32", "`wrap(model, optimizer)`"),
@@ -14,8 +29,16 @@ _COLUMNS = (
 )
 
 
+def tables(found: Figures) -> dict[str, list[str]]:
+    """By name, the lines of the tables in `docs/compatibility.md`."""
+    made = {"compatibility refusals": refusals(found["rows"])}
+    for group in GROUPS:
+        made[f"compatibility {group}"] = lines([row for row in found["rows"] if row["group"] == group])
+    return made
+
+
 def lines(rows: Sequence[Figures]) -> list[str]:
-    """One line a case, one column a mode and codec."""
+    """One line a script, one column a mode and codec."""
     found = {(row["case"], row["mode"], row["codec"]): row["result"] for row in rows}
     columns = [one for one in _COLUMNS if any((row["mode"], row["codec"]) == one[:2] for row in rows)]
     text = [
@@ -29,13 +52,17 @@ def lines(rows: Sequence[Figures]) -> list[str]:
 
 
 def refusals(rows: Sequence[Figures]) -> list[str]:
-    """What is said where a script is refused, or went wrong."""
-    said: dict[tuple[str, str], list[str]] = {}
+    """What is said to whom: one line a text, with the scripts that it is said to."""
+    said: dict[str, dict[str, None]] = {}
     for row in rows:
         if row["message"]:
-            modes = said.setdefault((row["case"], row["message"]), [])
-            modes.append(f"{row['mode']}, {row['codec']}")
-    text = ["| script | mode | what is said |", "|---|---|---|"]
-    for (case, message), modes in said.items():
-        text.append(f"| {case} | {'; '.join(modes)} | {message.replace('|', chr(92) + '|')} |")
+            said.setdefault(row["message"], {})[f"{row['case']} ({_title(row)})"] = None
+    text = ["| what is said | scripts |", "|---|---|"]
+    for message, scripts in said.items():
+        text.append(f"| {message.replace('|', chr(92) + '|')} | {'; '.join(scripts)} |")
     return text
+
+
+def _title(row: Figures) -> str:
+    titles = {(mode, codec): title for mode, codec, title in _COLUMNS}
+    return titles[row["mode"], row["codec"]]

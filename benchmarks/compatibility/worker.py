@@ -48,7 +48,11 @@ def main(world: str, folder: Path, names: list[str]) -> None:
         own = folder / str(number)
         if world == DDP:
             _run(CASES[name], world, own / "shaken", rank, Shaken())
+            _await_other(CASES[name], own / "shaken", rank)
         _run(CASES[name], world, own, rank, nullcontext())
+        if number + 1 < len(names):
+            _await_other(CASES[name], own, rank)
+    _leave_failed(folder / str(len(names) - 1), rank)
     if world == DDP:
         torch.distributed.destroy_process_group()
 
@@ -76,22 +80,34 @@ def _run(case: Case, world: str, folder: Path, rank: int, around: AbstractContex
     try:
         with around:
             found = case.script(here)
-        values = flatten({name: _inner(value) for name, value in found.items()})
+        values = flatten({name: inner(value) for name, value in found.items()})
         Outcome(Facts([*here.losses], here.moved()), values).write(path)
     except Exception as error:
         Outcome(Facts([*here.losses], error=_describe(error))).write(path)
     watch.cancel()
     faulthandler.cancel_dump_traceback_later()
-    both = [folder / f"worker-{each}.json" for each in range(WORKERS)]
-    failed = Outcome.read(path)
-    is_failed = failed is None or failed.facts.error is not None
-    if not await_files(both, _OTHER_S if is_failed else case.limit_s + _SLACK_S) or is_failed:
+
+
+def _await_other(case: Case, folder: Path, rank: int) -> None:
+    """Go on only when both workers have come through a case."""
+    _leave_failed(folder, rank)
+    both = [folder / f"worker-{each}" for each in range(WORKERS)]
+    if not await_files([path.with_suffix(".json") for path in both], case.limit_s + _SLACK_S):
         _leave()
-    if any((outcome := Outcome.read(each)) is None or outcome.facts.error for each in both):
+    if any((outcome := Outcome.read(path)) is None or outcome.facts.error for path in both):
         _leave()
 
 
-def _inner(value: object) -> object:
+def _leave_failed(folder: Path, rank: int) -> None:
+    """End this process if its case failed, but not before the other could say the same."""
+    outcome = Outcome.read(folder / f"worker-{rank}")
+    if outcome is None or outcome.facts.error is not None:
+        await_files([folder / f"worker-{each}.json" for each in range(WORKERS)], _OTHER_S)
+        _leave()
+
+
+def inner(value: object) -> object:
+    """What `flatten` is to look at: a model without its wrapping."""
     return bare(value) if isinstance(value, torch.nn.Module) else value
 
 

@@ -17,7 +17,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel
 
 import shoestring
-from benchmarks.compatibility.case import STEPS, Batch
+from benchmarks.compatibility.case import STEPS, Batch, Optimizers
 
 WORKERS = 2
 BATCH, INPUTS, OUTPUTS = 16, 16, 4
@@ -30,6 +30,7 @@ class _World:
     """What both worlds have in common."""
 
     is_ddp = False
+    has_shards = False
 
     def __init__(self, rank: int, folder: Path) -> None:
         self.rank = rank
@@ -67,8 +68,9 @@ class _World:
 
     def _measure(self) -> None:
         for parameter, before in self._before:
-            if parameter.numel() and parameter.dtype == before.dtype:
-                self._moved = max(self._moved, (parameter.detach() - before).abs().max().item())
+            if parameter.numel():
+                way = (parameter.detach().double() - before.double()).abs().max().item()
+                self._moved = max(self._moved, way)
 
     def _remember(self, model: nn.Module) -> None:
         self._before += [
@@ -90,9 +92,7 @@ class DdpWorld(_World):
         self._remember(model)
         return wrapped
 
-    def wrap(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, unused: bool = False
-    ) -> tuple[nn.Module, Any]:
+    def wrap(self, model: nn.Module, optimizer: Optimizers, *, unused: bool = False) -> tuple[nn.Module, Any]:
         return self.model(model, unused=unused), optimizer
 
     def again(self, model: nn.Module, *, unused: bool = False) -> nn.Module:
@@ -102,7 +102,7 @@ class DdpWorld(_World):
 
     def uneven(self, model: nn.Module) -> AbstractContextManager[Any]:
         assert isinstance(model, Joinable)
-        return Join([model])
+        return Join([model], divide_by_initial_world_size=False)
 
 
 class WrapModelWorld(_World):
@@ -114,9 +114,7 @@ class WrapModelWorld(_World):
         self._remember(bare(wrapped))
         return wrapped
 
-    def wrap(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, unused: bool = False
-    ) -> tuple[nn.Module, Any]:
+    def wrap(self, model: nn.Module, optimizer: Optimizers, *, unused: bool = False) -> tuple[nn.Module, Any]:
         return self.model(model), optimizer
 
     def again(self, model: nn.Module, *, unused: bool = False) -> nn.Module:
@@ -129,10 +127,11 @@ class WrapModelWorld(_World):
 class WrapOptimizerWorld(WrapModelWorld):
     """`shoestring.wrap(model, optimizer)`: the update on the shards, or local steps."""
 
-    def wrap(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, unused: bool = False
-    ) -> tuple[nn.Module, Any]:
-        wrapped, shared = shoestring.wrap(model, optimizer)
+    has_shards = True
+
+    def wrap(self, model: nn.Module, optimizer: Optimizers, *, unused: bool = False) -> tuple[nn.Module, Any]:
+        wrap: Any = shoestring.wrap
+        wrapped, shared = wrap(model, optimizer)
         self._remember(bare(wrapped))
         return wrapped, shared
 

@@ -6,7 +6,7 @@ from typing import Any
 from shoestring.worker.coder import PartCoder
 from shoestring.worker.exchange import Exchange
 from shoestring.worker.rounds.pilot import Pilot
-from shoestring.worker.session import Session, current
+from shoestring.worker.session import Session, found
 
 _EVERY_S = 0.5
 
@@ -90,6 +90,6 @@ class Reporter:
 
 def report(*, loss: float | None = None, samples: int | None = None, total: int | None = None) -> None:
     """Tell the run's progress display this step's loss and samples, and how many steps there will be."""
-    reporter = current().reporter
-    if reporter is not None:
-        reporter.report(loss=loss, samples=samples, total=total)
+    here = found()
+    if here is not None and here.reporter is not None:
+        here.reporter.report(loss=loss, samples=samples, total=total)

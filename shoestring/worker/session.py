@@ -31,6 +31,7 @@ from shoestring.wire.identity import TRAINED_LIMIT, identity_of
 from shoestring.wire.keys import keys_from_folder
 from shoestring.wire.link import connect
 from shoestring.worker.rounds.sharing import Sharing
+from shoestring.worker.rounds.witness import Watch
 
 Sockets = list[tuple[str, "zmq.Socket[bytes]"]]
 
@@ -52,6 +53,7 @@ class Session:
     forwards: int = 0  # training passes through the model so far
     models: int = 0  # how many were wrapped
     reporter: Any = None
+    watch: Watch | None = None  # of the first model, which is shown batches
     position_source: "Whereabouts | None" = None
     places: list["Whereabouts"] = field(default_factory=list)  # of the loaders that `split` made
     stateful: list[Any] = field(default_factory=list)  # what `keep` was given
@@ -189,8 +191,19 @@ def begin(run: Run) -> Session:
     return _session
 
 
+# Joins the run when the session is first needed: `launch` sets it, which this room does not know.
+starter: Callable[[], Any] | None = None
+
+
+def found() -> Session | None:
+    """The session of this process, if it is in a run."""
+    return _session
+
+
 def current() -> Session:
-    """The session of this process."""
+    """The session of this process, which joins its run now if it has not yet."""
+    if _session is None and starter is not None:
+        starter()
     if _session is None:
         raise UsageError(
             "this process is in no run yet", hint="call `shoestring.init()` before `shoestring.wrap`"

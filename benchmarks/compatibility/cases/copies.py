@@ -158,7 +158,7 @@ def best_kept(world: World) -> Found:
     return _loop(world, model, optimizer, after)
 
 
-@case("weights loaded with `assign=True` halfway")
+@case("weights loaded with `assign=True` halfway", modes=("wrap-model",))
 def assigned(world: World) -> Found:
     model: Any = net()
     model, optimizer = world.wrap(model, optim.SGD(model.parameters(), 0.1))
@@ -166,9 +166,8 @@ def assigned(world: World) -> Found:
         if step == 10:
             state = {name: value * 0.9 for name, value in model.module.state_dict().items()}
             model.module.load_state_dict(state, assign=True)
-            if world.is_ddp:  # it must be told of the new parameters, and so must the optimizer
-                model = world.again(model)
-                optimizer = optim.SGD(model.parameters(), 0.1)
+            model = world.again(model)
+            optimizer = optim.SGD(model.parameters(), 0.1)
         loss = mse(model(x), y)
         world.note(loss)
         loss.backward()

@@ -259,6 +259,21 @@ def two_losses(world: World) -> Found:
     return {"model": model, "optimizer": optimizer}
 
 
+@case("a second loss in `no_sync`")
+def second_loss(world: World) -> Found:
+    model: Any = net()
+    model, optimizer = world.wrap(model, _momentum(model))
+    for x, y in world.batches():
+        with model.no_sync():
+            (0.1 * model(x).abs().mean()).backward()
+        loss = mse(model(x), y)
+        world.note(loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"model": model, "optimizer": optimizer}
+
+
 @case("two forward passes, one backward")
 def two_forwards(world: World) -> Found:
     model: nn.Module = net()
@@ -403,6 +418,7 @@ _WHOLE = "a step with NaN is left out on all workers, where DDP's parameters bec
     "NaN on one worker, unnoticed",
     modes=("wrap-model", "wrap-optimizer"),
     falls=False,
+    ends_finite=False,
     trains={"wrap-optimizer": _WHOLE},
 )
 def nan_unnoticed(world: World) -> Found:

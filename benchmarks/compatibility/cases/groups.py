@@ -207,7 +207,7 @@ def loss_with_parameters(world: World) -> Found:
 def of_two_models(world: World) -> Found:
     first, second = nn.Sequential(nn.Linear(16, 32), nn.Tanh()), nn.Linear(32, 4)
     optimizer: Any = optim.SGD([*first.parameters(), *second.parameters()], 0.2)
-    front = world.model(first) if world.is_ddp else first
+    front = first if world.has_shards else world.model(first)
     back, optimizer = world.wrap(second, optimizer)
     for x, y in world.batches():
         loss = mse(back(front(x)), y)

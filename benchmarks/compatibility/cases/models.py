@@ -329,7 +329,7 @@ def channels_last(world: World) -> Found:
 def channels_last_after(world: World) -> Found:
     model: Any = Pictures()
     model, optimizer = world.wrap(model, _sgd(model))
-    model = model.to(memory_format=torch.channels_last)
+    model = world.again(model.to(memory_format=torch.channels_last))  # else DDP's means are wrong
     for x, y in world.batches():
         loss = mse(model(x), y)
         world.note(loss)
@@ -534,6 +534,68 @@ def inner_module(world: World) -> Found:
         with torch.no_grad():
             found.append(inner(x).mean())
     return {"model": model, "optimizer": optimizer, "seen": found, "keys": len(inner.state_dict())}
+
+
+class Halves(nn.Module):
+    """Has methods of its own that a script calls instead of `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def encode(self, x: Tensor) -> Tensor:
+        code: Tensor = self.first(x).tanh()
+        return code
+
+    def decode(self, code: Tensor) -> Tensor:
+        output: Tensor = self.last(code)
+        return output
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decode(self.encode(x))
+
+
+@case("methods other than `forward`")
+def other_methods(world: World) -> Found:
+    model: Any = Halves()
+    model, optimizer = world.wrap(model, _sgd(model))
+    for x, y in world.batches():
+        output = model(x) if world.is_ddp else model.decode(model.encode(x))
+        loss = mse(output, y)
+        world.note(loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"model": model, "optimizer": optimizer}
+
+
+@case("trained in eval mode")
+def eval_mode(world: World) -> Found:
+    model: Any = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.Linear(64, 4))
+    model, optimizer = world.wrap(model, _sgd(model, 0.02))
+    model.eval()
+    for x, y in world.batches():
+        loss = mse(model(x), y)
+        world.note(loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"model": model, "optimizer": optimizer}
+
+
+@case("parts of a model wrapped one by one", modes=("wrap-model",))
+def part_by_part(world: World) -> Found:
+    model: Any = Halves()
+    model.first, model.last = world.model(model.first), world.model(model.last)
+    optimizer = optim.Adam(model.parameters(), 0.02)
+    for x, y in world.batches():
+        loss = mse(model(x), y)
+        world.note(loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    first, last = model.first, model.last
+    return {"first": first, "last": last, "optimizer": optimizer}
 
 
 @case("hooks of the user: forward, backward, on a parameter")

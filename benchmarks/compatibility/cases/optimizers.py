@@ -39,6 +39,32 @@ class Lion(optim.Optimizer):
                 mean.mul_(second).add_(parameter.grad, alpha=1 - second)
 
 
+class ScheduleFree(optim.Optimizer):
+    """Gradients are taken at a mix of a fast and an average iterate; evaluation is at the average."""
+
+    def __init__(self, params: Parameters, lr: float, mix: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "mix": mix, "k": 0, "is_training": True})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["k"] += 1
+            for parameter in group["params"]:
+                fast = self.state[parameter].setdefault("fast", parameter.clone())
+                mean = self.state[parameter].setdefault("mean", parameter.clone())
+                fast.sub_(parameter.grad, alpha=group["lr"])
+                mean.lerp_(fast, 1 / group["k"])
+                parameter.copy_(fast.lerp(mean, group["mix"]))
+
+    @torch.no_grad()
+    def evaluate(self, is_on: bool) -> None:
+        """Put the averages in the parameters' place, and back."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                parameter.copy_(state["mean"] if is_on else state["fast"].lerp(state["mean"], group["mix"]))
+
+
 class DecayedSGD(optim.SGD):
     """A step of torch's, and something before it."""
 
@@ -152,13 +178,14 @@ case("SparseAdam, sparse gradients")(partial(_sparse, partial(optim.SparseAdam, 
 case("SGD, sparse gradients")(partial(_sparse, partial(optim.SGD, lr=20.0)))
 
 
-@case("Muon beside AdamW", modes=("wrap-model",))
+# Muon works in bf16: what is a rounding of float32 may become one of bf16.
+@case("Muon beside AdamW", widest=0.02)
 def muon(world: World) -> Found:
     model = net()
     matrices = [p for p in model.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if p.ndim != 2]
-    first, second = optim.Muon(matrices, lr=0.02), optim.AdamW(others, lr=0.01)
-    wrapped = world.model(model)
+    both = [optim.Muon(matrices, lr=0.02), optim.AdamW(others, lr=0.01)]
+    wrapped, (first, second) = world.wrap(model, both)
     for x, y in world.batches():
         loss = mse(wrapped(x), y)
         world.note(loss)
@@ -170,12 +197,14 @@ def muon(world: World) -> Found:
     return {"model": wrapped, "first": first, "second": second}
 
 
-@case("two optimizers, one model", modes=("wrap-model",))
+@case("two optimizers, one model")
 def two_optimizers(world: World) -> Found:
     model = net()
-    body = optim.SGD(model[:4].parameters(), 0.05, momentum=0.9)
-    head = optim.Adam(model[4].parameters(), 0.01)
-    wrapped = world.model(model)
+    both = [
+        optim.SGD(model[:4].parameters(), 0.05, momentum=0.9),
+        optim.Adam(model[4].parameters(), 0.01),
+    ]
+    wrapped, (body, head) = world.wrap(model, both)
     for step, (x, y) in enumerate(world.batches()):
         loss = mse(wrapped(x), y)
         world.note(loss)
@@ -186,6 +215,54 @@ def two_optimizers(world: World) -> Found:
             body.zero_grad()
         head.zero_grad()
     return {"model": wrapped, "body": body, "head": head}
+
+
+@case("schedule-free SGD, a user's, evaluated in between")
+def schedule_free(world: World) -> Found:
+    model: Any = net()
+    own = ScheduleFree(model.parameters(), 0.3)
+    model, optimizer = world.wrap(model, own)
+    scores = []
+    for step, (x, y) in enumerate(world.batches()):
+        loss = mse(model(x), y)
+        world.note(loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 5 == 4:
+            own.evaluate(True)
+            with torch.no_grad():
+                scores.append(model(torch.ones(2, 16)))
+            own.evaluate(False)
+    return {"model": model, "optimizer": optimizer, "scores": scores}
+
+
+@case("two steps for one backward pass")
+def two_steps(world: World) -> Found:
+    model: Any = net()
+    model, optimizer = world.wrap(model, optim.Adam(model.parameters(), 0.005))
+    for x, y in world.batches():
+        loss = mse(model(x), y)
+        world.note(loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"model": model, "optimizer": optimizer}
+
+
+@case("a step before any gradient")
+def step_first(world: World) -> Found:
+    model: Any = net()
+    model, optimizer = world.wrap(model, optim.Adam(model.parameters(), 0.01))
+    optimizer.step()  # as some scripts do to silence a warning of the scheduler
+    for x, y in world.batches():
+        loss = mse(model(x), y)
+        world.note(loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"model": model, "optimizer": optimizer}
 
 
 @case("no optimizer, an update by hand", modes=("wrap-model",))

@@ -127,11 +127,28 @@ def accumulated(world: World) -> Found:
     return {"model": model, "optimizer": optimizer}
 
 
-@case("GradScaler, two optimizers", modes=("wrap-model",))
+@case("GradScaler, overflow in the first of two passes without `no_sync`")
+def overflow_accumulated(world: World) -> Found:
+    model: Any = net()
+    model, optimizer = world.wrap(model, optim.SGD(model.parameters(), 0.05, momentum=0.9))
+    scaler = torch.amp.GradScaler("cpu", init_scale=_SCALE, growth_interval=_GROWTH)
+    for step, (x, y) in enumerate(world.batches(40)):
+        loss = mse(model(x), y) / 2
+        world.note(loss)
+        scaled = scaler.scale(loss)
+        (scaled * math.inf if step == 12 and world.rank == 1 else scaled).backward()
+        if step % 2 == 1:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return {"model": model, "optimizer": optimizer, "scale": scaler.get_scale()}
+
+
+@case("GradScaler, two optimizers")
 def two_optimizers(world: World) -> Found:
     model = net()
-    first, second = optim.SGD(model[:2].parameters(), 0.1), optim.Adam(model[2:].parameters(), 0.01)
-    wrapped = world.model(model)
+    both = [optim.SGD(model[:2].parameters(), 0.1), optim.Adam(model[2:].parameters(), 0.01)]
+    wrapped, (first, second) = world.wrap(model, both)
     scaler = torch.amp.GradScaler("cpu", init_scale=_SCALE, growth_interval=_GROWTH)
     for step, (x, y) in enumerate(world.batches()):
         loss = mse(wrapped(x), y)

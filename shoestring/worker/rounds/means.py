@@ -26,8 +26,8 @@ from shoestring.errors import UsageError
 from shoestring.model.parts import Part, unpack_used
 from shoestring.wire.messages import WHOLE_ROUND
 from shoestring.worker.coder import PartCoder, Terms
-from shoestring.worker.device import Ready
-from shoestring.worker.replica import Replica
+from shoestring.worker.replica.device import Ready
+from shoestring.worker.replica.replica import Replica
 from shoestring.worker.rounds.fates import Fates
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.scale import LossScale, watch

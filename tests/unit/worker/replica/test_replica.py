@@ -7,7 +7,7 @@ from torch import nn
 
 from shoestring.errors import UsageError
 from shoestring.model.precision import from_bits, to_bits
-from shoestring.worker.replica import Replica
+from shoestring.worker.replica.replica import Replica
 
 
 class Zoo(nn.Module):

@@ -20,8 +20,8 @@ from shoestring.codec.base import Layout
 from shoestring.codec.dct import Dct
 from shoestring.codec.feedback import Feedback
 from shoestring.codec.registry import make
-from shoestring.worker import device
-from shoestring.worker.device import GpuCodecs, common_device
+from shoestring.worker.replica import device
+from shoestring.worker.replica.device import GpuCodecs, common_device
 from shoestring.worker.rounds.policy import EveryStep, LocalSteps
 from shoestring.worker.session import Session
 from shoestring.worker.wrap import join
