@@ -130,8 +130,8 @@ def be_timed(settings: dict[str, Any], folder: Path) -> None:
     import shoestring
     from shoestring.bench.codec.training import Transformer
     from shoestring.bench.data import load_text
-    from shoestring.worker.replica import device as devices
     from shoestring.worker.coder import PartCoder
+    from shoestring.worker.replica import device as devices
 
     if settings.get("coded_on") == "host":
         without: Any = devices

@@ -94,6 +94,8 @@ class Holding:
             raise self._misfit("the map of used pieces has the wrong length")
         if len(push.hyper) <= max(self.groups) or not all(self._fits(group) for group in push.hyper):
             raise self._misfit("the hyperparameters do not fit the rule")
+        if len(push.checksums) not in (0, 4 * len(self.part.pieces)):
+            raise self._misfit("there is not one checksum a piece")
         if push.statistics:
             unpack(push.statistics, self.history.layers)
         most = self.params.nbytes

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from shoestring.codec.base import Vector
 from shoestring.codec.registry import LOSSLESS, codec_of
-from shoestring.errors import ShoestringError
+from shoestring.errors import ShoestringError, UsageError
 from shoestring.model.parts import unpack_used
 from shoestring.model.statistics import unpack
-from shoestring.model.vectors import Vectors
+from shoestring.model.vectors import PARAMS, Vectors, checksums_of
 from shoestring.server import rules
 from shoestring.server.holding import Reply
 from shoestring.wire.messages import WHOLE_ROUND, Decisions, Push
@@ -96,6 +96,7 @@ class Work:
                 self.squares = rules.sum_squares(total, self._mean())
         if not self.is_decided:
             return
+        self._refuse_other_values()
         if self.put is not None:
             holding.put(self.put)
         if self.skip or self.total is None:
@@ -117,6 +118,32 @@ class Work:
             )
         )
         self.let_go()
+
+    def _refuse_other_values(self) -> None:
+        """Raise if a worker's parameters are not what the shard or another worker has.
+
+        Where the script has changed them in a way that torch notices, they are put here instead.
+        """
+        if PARAMS in self.wants:
+            return
+        holding = self.rounds.holding
+        known: dict[int, bytes] = {}  # by version
+        for item in self.contributions:
+            have, sums = item.push.have, item.push.checksums
+            if not sums or not self.is_whole:
+                continue
+            if have not in known:
+                is_here = have == holding.version
+                known[have] = checksums_of(holding.values, holding.part) if is_here else sums
+            if sums != known[have]:
+                pairs = zip(range(len(holding.part.pieces)), _quads(sums), _quads(known[have]), strict=True)
+                piece = next(piece for piece, own, other in pairs if own != other)
+                raise UsageError(
+                    f"parameter `{holding.names[piece]}` of worker {item.worker} is not what shards have: "
+                    "it was changed in a way that torch does not notice, as through `.data`",
+                    hint="change it under `torch.no_grad()` without `.data`, on all workers alike; or leave "
+                    "parameters to the script: `model = shoestring.wrap(model)`",
+                )
 
     def let_go(self) -> None:
         """Give back the memory of the sum."""
@@ -191,3 +218,7 @@ class Work:
         share = 1 / max(len(seen), 1) if self.is_whole else 1 / self.workers
         history.take([unpack(data, history.layers) for data in seen], share)
         return history.pack()
+
+
+def _quads(sums: bytes) -> list[bytes]:
+    return [sums[start : start + 4] for start in range(0, len(sums), 4)]

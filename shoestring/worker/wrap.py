@@ -132,12 +132,14 @@ def _join_shards(
         if any(parameter.requires_grad for parameter in held - set(model.parameters())):
             raise UsageError(
                 "the optimizer was given parameters that the wrapped model has not",
-                hint="make them the model's, or leave them to an optimizer of their own",
+                hint="make them the model's, or leave them to an optimizer of their own; load values without "
+                "`assign=True`, or before `wrap`",
             )
         return trainable(model) & held
 
-    _put_on(here, model, Growing(model, driver, more, trained))
-    return SharedOptimizer(optimizer, drivers, saver, here.reporter)
+    growing = Growing(model, driver, more, trained)
+    _put_on(here, model, growing)
+    return SharedOptimizer(optimizer, drivers, saver, here.reporter, growing.take_in)
 
 
 def _check_growth(here: Session, model: nn.Module, asked: _Asked, new: set[nn.Parameter]) -> None:
