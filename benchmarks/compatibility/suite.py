@@ -24,7 +24,7 @@ from shoestring.server.warmup import warm_up
 
 LOSSY = "dct"
 SHARDS = 2
-TOGETHER = 60  # cases of a pair of processes
+TOGETHER = 40  # cases of a pair of processes: a run has at most 64 models
 _POLICIES = {"wrap-model": "every", "wrap-optimizer": "every", "local": "local:2"}
 _START_S = 60.0
 _END_S = 10.0
