@@ -5,16 +5,29 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := install --quiet --constraint constraints.txt
+
+# Accelerate, Lightning, PEFT and Transformers, and what tests/integrations need beside them.
+INTEGRATIONS := .venv-integrations
+INTEGRATED := $(INTEGRATIONS)/.ready
+
+# What is installed into which environment, in which versions.
+$(READY): ENVIRONMENT := $(VENV)
+$(READY): VERSIONS := constraints.txt
+$(READY): WANTED := '.[torch,triton,fleet,ray,bench,dev]'
+$(INTEGRATED): ENVIRONMENT := $(INTEGRATIONS)
+$(INTEGRATED): VERSIONS := constraints-integrations.txt
+$(INTEGRATED): HASTE := --no-compile # of thousands of modules that no test imports
+$(INTEGRATED): WANTED := '.[torch,accelerate,lightning,peft,transformers]' hypothesis pytest pytest-timeout scikit-learn
+
+PIP = $(ENVIRONMENT)/bin/python -m pip --disable-pip-version-check
+INSTALL = install --quiet $(HASTE) --constraint $(VERSIONS)
 # The build backend comes first: an isolated build would fetch its own, unpinned.
-install = $(PIP) $(INSTALL) $(1) hatchling && \
-	$(PIP) $(INSTALL) $(1) --no-build-isolation --editable '.[torch,triton,fleet,ray,bench,dev]'
+install = $(PIP) $(INSTALL) $(1) hatchling && $(PIP) $(INSTALL) $(1) --no-build-isolation --editable $(WANTED)
 
 WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/shoestring/wheels
 KEPT := --no-index --find-links $(WHEELS)
-fetch = $(PIP) $(INSTALL) hatchling && $(PIP) download --quiet --constraint constraints.txt \
-	--no-build-isolation --dest $(WHEELS) hatchling '.[torch,triton,fleet,ray,bench,dev]'
+fetch = $(PIP) $(INSTALL) hatchling && $(PIP) download --quiet --constraint $(VERSIONS) \
+	--no-build-isolation --dest $(WHEELS) hatchling $(WANTED)
 
 # As many test processes as cores; one that has nothing left takes tests from another.
 PYTEST = $(BIN)/pytest --numprocesses $(shell nproc) --dist worksteal
@@ -23,10 +36,10 @@ PEERS := .venv-peers
 PEERS_PIP := PIP_CONSTRAINT=$(CURDIR)/constraints-peers.txt $(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test lint docs golden dist peers clean
+.PHONY: help demo quick test lint docs golden dist integrations peers clean
 
 help: ## List the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
 
 demo: $(READY) ## Train over a slow link twice: uncompressed and with auto
 	$(BIN)/shoestring demo --folder demo
@@ -34,9 +47,10 @@ demo: $(READY) ## Train over a slow link twice: uncompressed and with auto
 quick: lint ## Run every check, and the tests of tests/quick.txt: some of every room
 	$(PYTEST) -m "not slow" @tests/quick.txt
 
-test: lint ## Run every check and every test
+test: lint $(INTEGRATED) ## Run every check and every test
 	$(PYTEST) -m "not alone"
 	$(BIN)/pytest -m alone
+	$(INTEGRATIONS)/bin/pytest tests/integrations
 
 docs: $(READY) ## Run the code blocks of every document
 	$(PYTEST) tests/docs
@@ -54,17 +68,22 @@ dist: $(READY) ## Build the wheel and the source archive into dist/
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist
 
+integrations: $(INTEGRATED) ## Run tests/integrations, in .venv-integrations: Accelerate, Lightning, PEFT, Transformers
+	$(INTEGRATIONS)/bin/pytest tests/integrations
+
 peers: $(PEERS)/.ready ## Build .venv-peers: torchft and hivemind, for `python -m benchmarks.train`
 
-clean: ## Remove .venv, caches and builds
-	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+clean: ## Remove .venv, .venv-integrations, caches and builds
+	rm -rf $(VENV) $(INTEGRATIONS) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find shoestring tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Wheels are kept, so that a later clone needs no network. An environment that already holds the
 # pinned versions, or a folder of wheels named by PIP_FIND_LINKS, needs none either.
 $(READY): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing the versions of constraints.txt into $(VENV)"
+$(INTEGRATED): pyproject.toml constraints-integrations.txt
+$(READY) $(INTEGRATED):
+	test -x $(ENVIRONMENT)/bin/python || $(PYTHON) -m venv $(ENVIRONMENT)
+	@echo "installing the versions of $(VERSIONS) into $(ENVIRONMENT)"
 	@($(call install,$(KEPT))) 2>/dev/null || ($(fetch) && $(call install,$(KEPT))) || ($(call install))
 	@touch $@
 

@@ -75,6 +75,8 @@ def __getattr__(name: str) -> Any:
         module, attribute = _HOMES[name]
     except KeyError:
         raise AttributeError(f"module `shoestring` has no attribute `{name}`") from None
+    if module.startswith("shoestring.worker"):
+        import_module("shoestring.launch.start")  # whatever is used first joins the run
     value = getattr(import_module(module), attribute)
     globals()[name] = value  # the next use does not come here
     return value

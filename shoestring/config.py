@@ -178,6 +178,14 @@ class Run(_Checked):
     policy: Annotated[
         str, About("When workers exchange: every, local:16, bounded:4, async.", metavar="POLICY")
     ] = ""
+    tracker: Annotated[
+        str,
+        About(
+            "Where the first worker tells loss, bytes, waiting and lag: tensorboard, wandb or trackio. "
+            "Default: nowhere.",
+            metavar="NAME",
+        ),
+    ] = ""
     timeout_s: Annotated[
         float,
         _time(

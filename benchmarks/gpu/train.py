@@ -130,7 +130,7 @@ def be_timed(settings: dict[str, Any], folder: Path) -> None:
     import shoestring
     from shoestring.bench.codec.training import Transformer
     from shoestring.bench.data import load_text
-    from shoestring.worker import device as devices
+    from shoestring.worker.replica import device as devices
     from shoestring.worker.coder import PartCoder
 
     if settings.get("coded_on") == "host":

@@ -100,6 +100,7 @@ def run(
 def _check(script: str, as_module: bool, run: Run, launch: Launch, named: Iterable[str]) -> None:
     """Refuse what cannot work before any process is started."""
     from shoestring.codec import registry
+    from shoestring.observe.trackers import check as check_tracker
     from shoestring.worker.rounds.policy import make_policy
 
     if not as_module and not os.path.exists(os.path.join(launch.working_dir or "", script)):
@@ -111,6 +112,13 @@ def _check(script: str, as_module: bool, run: Run, launch: Launch, named: Iterab
         registry.make(run.codec)
     if run.policy:
         make_policy(run.policy)
+    if run.tracker:
+        check_tracker(run.tracker, is_used_here=not launch.on)
+    if run.tracker == "tensorboard" and launch.on:
+        raise UsageError(
+            "the files for TensorBoard would stay behind on a Ray node",
+            hint="give `--tracker wandb --env WANDB_API_KEY`, or draw the event logs, which come here",
+        )
     if run.every and run.checkpoint is None:
         raise UsageError(
             f"`--every {run.every}` is given, but no folder for checkpoints",

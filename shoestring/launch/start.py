@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from shoestring.checkpoint.resume import AUTO, begin
 from shoestring.config import Run
-from shoestring.errors import UsageError
 from shoestring.launch import lifeline
 from shoestring.launch.notice import say
 from shoestring.worker import session
@@ -30,10 +29,9 @@ def init() -> Run:
     Started by `shoestring run`, torchrun or Slurm, it is one of several workers; started
     alone, it is a run of its own. A second call changes nothing.
     """
-    try:
-        return session.current().run
-    except UsageError:
-        pass  # the first call
+    here = session.found()
+    if here is not None:
+        return here.run
     run = Run.here()
     _obey_lifeline(run.stop_grace_s)
     kind = detect(os.environ)
@@ -93,7 +91,6 @@ def wrap(
     """
     from shoestring.worker.wrap import join
 
-    init()
     return join(
         session.current(),
         model,
@@ -132,3 +129,6 @@ def _end(grace_s: float) -> None:
         os.killpg(os.getpgrp(), signal.SIGTERM)  # its data loaders too
     else:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+session.starter = init

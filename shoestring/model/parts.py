@@ -110,6 +110,16 @@ def unpack_used(packed: bytes, pieces: int) -> NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(packed, np.uint8), count=pieces).astype(bool)
 
 
+def pack_flags(flags: NDArray[np.bool_]) -> bytes:
+    """Write one bit for each part; nothing where none is set."""
+    return np.packbits(flags).tobytes() if flags.any() else b""
+
+
+def is_flagged(packed: bytes, index: int) -> bool:
+    """Whether the bit of a part is set."""
+    return index // 8 < len(packed) and bool(packed[index // 8] >> (7 - index % 8) & 1)
+
+
 def _target(before: int, least: int, most: int) -> int:
     """The size of the part that follows so many values: the first ones are pushed last, and small."""
     return min(max(before, least), most)

@@ -31,6 +31,8 @@ PLAIN_EVERY_S = 5.0
 _WINDOW_EVENTS = 256
 _NOTES = 100  # kept until a display takes them
 _LAGGING_NAMED = 3
+_MARKS = 16  # steps at known times, of each worker
+_STALLED_S = 2.0  # later than an event was due
 _LARGEST = 1e18
 
 
@@ -94,6 +96,7 @@ class WorkerState:
     float_bytes: float = 0.0
     sent_bytes: float = 0.0
     spans: deque[Span] = field(default_factory=lambda: deque(maxlen=_WINDOW_EVENTS))
+    marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_MARKS))  # times and steps
 
     @property
     def samples_per_s(self) -> float | None:
@@ -113,6 +116,14 @@ class WorkerState:
     def compression(self) -> float | None:
         """How many times smaller than float32 the bytes are, both ways together."""
         return self.float_bytes / self.sent_bytes if self.sent_bytes else None
+
+    def step_at(self, moment: float) -> float:
+        """The step it had come to, between the times at which it said so."""
+        later = next((place for place, (at, _) in enumerate(self.marks) if at > moment), None)
+        if not later:  # it has said nothing since, or had said nothing yet
+            return self.step if later is None else self.marks[0][1]
+        (begin, first), (end, last) = self.marks[later - 1], self.marks[later]
+        return first + (last - first) * (moment - begin) / (end - begin)
 
     def _rate(self, amounts: Iterable[float]) -> float | None:
         seconds = sum(span.seconds for span in self.spans)
@@ -176,7 +187,14 @@ class Board:
         state = self._workers[worker]
         if not state.is_present or not state.spans:
             return None
-        return max(other.step for other in self.current) - state.step
+        moment = self._common_moment()
+        return round(max(other.step_at(moment) for other in self.current) - state.step_at(moment))
+
+    def _common_moment(self) -> float:
+        """The latest time until which all have told their steps, but for those that are overdue."""
+        told = [(state.marks[-1][0], state.spans[-1].seconds) for state in self.current if state.marks]
+        latest = max((at for at, _ in told), default=0.0)
+        return min((at for at, seconds in told if latest - at <= _STALLED_S + 2 * seconds), default=0.0)
 
     def take_notes(self) -> list[str]:
         """Return what happened besides steps since this was last called, a line each."""
@@ -258,6 +276,9 @@ class Board:
         if sent_bytes:
             state.sent_bytes = sent_bytes
             state.float_bytes = amount("up_float_bytes") + amount("down_float_bytes")
+        at = _number(event, "time")
+        if at is not None:
+            state.marks.append((at, state.step))
         spans = state.spans
         samples = None if _number(event, "samples") is None else amount("samples")
         spans.append(Span(amount("seconds"), samples, amount("up_bytes"), amount("down_bytes")))

@@ -6,8 +6,10 @@ workers by the same exact decoder, and the rest stays in `feedback`. With a loss
 (`float32`) `feedback` is folded into `params` and the workers get `params` itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ from shoestring.model.layers import Layer
 from shoestring.model.parts import Part
 from shoestring.model.rules import Rule
 from shoestring.model.statistics import History, unpack
+from shoestring.model.vectors import PARAMS, STEPS, pack
 from shoestring.server import rules
 from shoestring.wire.messages import DISCARDED, Decisions, Push
 
@@ -64,6 +67,7 @@ class Holding:
         self.version = 0
         self.has_values = False  # whether a worker has brought the parameters
         self.history = History(layers)
+        self.names: Sequence[str] = ()  # of the tensor of each piece
         self.slots: tuple[Vector, ...] = ()  # shared memory to put the whole part into
 
     @property
@@ -147,6 +151,30 @@ class Holding:
         for start, stop in self._unused(used):
             gradient[start:stop] = 0
         return self._send(gradient, codec_of(codec), seq)
+
+    def put(self, vectors: Mapping[str, NDArray[Any]]) -> None:
+        """Take over parameters, optimizer state or both, as a worker has set them.
+
+        What workers lack of the updates of a parameter is forgotten where it is set to another value.
+        """
+        for name, vector in vectors.items():
+            if name == PARAMS:
+                self._forget_feedback(vector)
+                self.params[:] = vector
+            elif name == STEPS:
+                self.steps[:] = vector
+            else:
+                self.state[name][:] = vector
+
+    def optimizer_state(self) -> memoryview:
+        """Copy all that the rule keeps, as a payload."""
+        return pack({STEPS: self.steps, **self.state})
+
+    def _forget_feedback(self, params: Vector) -> None:
+        if self.feedback is not None:
+            for start, stop in pairwise(self.part.layout.offsets):
+                if self.params[start:stop].tobytes() != params[start:stop].tobytes():
+                    self.feedback[start:stop] = 0
 
     def hold(self, seq: int) -> Reply:
         """Count a round that is skipped: it changes nothing."""

@@ -9,7 +9,8 @@ It is the rounded master that is sent, not the master: a difference too small fo
 cost bits, turn values to and fro, and tell workers nothing that they could keep.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from shoestring.model.layers import Layer
 from shoestring.model.parts import Part
 from shoestring.model.precision import Precision
 from shoestring.model.rules import Rule
+from shoestring.model.vectors import PARAMS
 from shoestring.server import rules
 from shoestring.server.holding import Holding, Reply
 
@@ -52,6 +54,17 @@ class MasterHolding(Holding):
     @property
     def has_feedback(self) -> bool:
         return self.held is not None
+
+    def put(self, vectors: Mapping[str, NDArray[Any]]) -> None:
+        """As of any part; where workers have not changed what they hold, the master stays as it is."""
+        others = {name: vector for name, vector in vectors.items() if name != PARAMS}
+        super().put(others)
+        if PARAMS in vectors:
+            new = np.asarray(vectors[PARAMS], np.float32)
+            is_set = self.values.view(np.uint32) != new.view(np.uint32)
+            self.params[is_set] = new[is_set]
+            if self.held is not None:
+                self.held[:] = new
 
     def begin_feedback(self) -> None:
         self.held = np.zeros_like(self.params)

@@ -5,11 +5,7 @@ when a round is complete `next_work` gives `Work`, which may run on any thread w
 pushes are taken in; `finish` then records it and gives the replies. While there is work,
 the holding belongs to it, once its update is decided: then nothing else reads its values or its version.
 
-Work sums contributions first. Where they came before their workers' steps, or are clipped, the update
-waits: for the commits of all (`commits.py`), and for the scale.
-
-Contributions are kept compressed until their round is complete and are then summed in
-the order of the workers, not of arrival, so the bits do not depend on timing.
+Contributions are kept compressed until their round is complete and are then summed (`work.py`).
 
 What is kept is bounded: of each worker the pushes of `AHEAD` rounds, and of past replies
 no more bytes than the part itself has, or `AHEAD` of them.
@@ -17,181 +13,23 @@ no more bytes than the part itself has, or `AHEAD` of them.
 
 import contextlib
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shoestring.codec.base import Vector
-from shoestring.codec.registry import LOSSLESS, codec_of
 from shoestring.errors import ShoestringError, WireError
-from shoestring.model.parts import unpack_used
-from shoestring.model.statistics import unpack
-from shoestring.server import rules
-from shoestring.server.commits import Commits
+from shoestring.server.commits import Commits, wants_of
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger, Verdict
 from shoestring.server.members import Members
-from shoestring.wire.messages import WHOLE_ROUND, Commit, Decisions, Push
+from shoestring.server.work import Contribution, Work
+from shoestring.wire.messages import WHOLE_ROUND, Commit, Push
 
 AHEAD = 2  # rounds a worker may push before the part has finished them
 _SPARES = 8  # sums whose memory is kept
 LOG_LIMIT = 256  # past replies, however small
-
-
-@dataclass(frozen=True, eq=False)
-class Contribution:
-    worker: int
-    push: Push
-    payload: memoryview
-
-
-@dataclass
-class Work:
-    """One update of a part, ready to be computed: `run` it, then give it to `PartRounds.finish`."""
-
-    rounds: "PartRounds"
-    seq: int
-    contributions: Sequence[Contribution]  # in worker order
-    clip: bool
-    workers: int = 1  # that the run has
-    skip: bool | None = None  # whether the round is; not known while a commit is missing
-    total: Vector | None = None
-    is_void: bool = False  # the sum is not finite, though all that was summed is
-    squares: float = 0.0
-    scale: float | None = None  # to clip by
-    reply: Reply | None = None
-    culprit: int | None = None  # the worker whose bytes could not be decoded
-
-    @property
-    def is_whole(self) -> bool:
-        return self.contributions[0].push.bound == WHOLE_ROUND
-
-    @property
-    def is_saved(self) -> bool:
-        return any(item.push.save for item in self.contributions)
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether all is known that the update needs. Whoever finds that out runs the work once more."""
-        return self.skip is not None and (self.skip or self.is_void or self.scale is not None)
-
-    @property
-    def has_norm(self) -> bool:
-        """Whether the norm over all parts is waited for, of which this part's is known."""
-        return self.clip and self.total is not None and self.scale is None
-
-    def run(self) -> None:
-        """Sum, and once all is known that the update needs, update and encode."""
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for
-            self._run()
-
-    def _run(self) -> None:
-        holding = self.rounds.holding
-        is_summed = self.total is not None or self.is_void
-        if not is_summed and not self.skip and not any(item.push.skip for item in self.contributions):
-            total = self.total = self._sum()
-            # Finite gradients can have a sum that is not. The first test is cheap, and enough but for that.
-            is_finite = np.isfinite(total.sum()) or np.isfinite(total).all()
-            self.is_void = not is_finite and not holding.is_mean
-            if self.is_void:
-                self.let_go()
-            elif self.clip:
-                self.squares = rules.sum_squares(total, self._mean())
-        if not self.is_decided:
-            return
-        if self.skip or self.total is None:
-            self.reply = self._mark(holding.hold(self.seq))
-            self.let_go()
-            return
-        wish = min(self.contributions, key=lambda item: (item.push.reply_cost, item.push.reply)).push
-        self.reply = self._mark(
-            holding.advance(
-                self.total,
-                scale=float(np.float32(self._mean()) * np.float32(1.0 if self.scale is None else self.scale)),
-                hyper=self.contributions[0].push.hyper,
-                used=self._used(),
-                codec=wish.reply,
-                seq=self.seq,
-                slot=self.rounds.free_slot() if self.is_whole else -1,
-                fates=self.contributions[0].push.fates,
-            )
-        )
-        self.let_go()
-
-    def let_go(self) -> None:
-        """Give back the memory of the sum."""
-        if self.total is not None:
-            self.rounds.take_back(self.total)
-            self.total = None
-
-    def _sum(self) -> Vector:
-        part = self.rounds.holding.part
-        total = self.rounds.lend(part.size)
-        for place, item in enumerate(self.contributions):
-            weight = item.push.weight
-            if not item.push.codec:  # none of its pieces has a gradient
-                if not place:
-                    total[:] = 0
-                continue
-            if item.push.codec == LOSSLESS:  # the values themselves
-                values = np.frombuffer(item.payload, np.float32)
-                if not place:
-                    np.multiply(values, np.float32(weight), out=total)
-                else:
-                    total += values if weight == 1.0 else np.float32(weight) * values
-                continue
-            try:
-                codec_of(item.push.codec).decode(item.payload, part.layout, total, weight if place else None)
-            except ShoestringError:
-                self.culprit = item.worker
-                raise
-            if not place and weight != 1.0:
-                total *= np.float32(weight)
-        return total
-
-    def _mean(self) -> float:
-        return float(np.float32(1.0 / sum(item.push.weight for item in self.contributions)))
-
-    def _used(self) -> NDArray[np.bool_]:
-        pieces = len(self.rounds.holding.part.pieces)
-        if any(not item.push.used for item in self.contributions):
-            return np.ones(pieces, bool)
-        used = np.zeros(pieces, bool)
-        for item in self.contributions:
-            used |= unpack_used(item.push.used, pieces)
-        return used
-
-    def _mark(self, reply: Reply) -> Reply:
-        """Add the first worker's decisions, what may have been lost on its way, and what workers share."""
-        return replace(
-            reply,
-            squares=self.squares,
-            statistics=self._remember(),
-            decisions=self._decisions(),
-            news=self.contributions[0].push.news,
-        )
-
-    def _decisions(self) -> Decisions | None:
-        first = self.contributions[0].push.decisions
-        given = [item.push.decisions for item in self.contributions]
-        paces = tuple(one.paces[0] if one is not None and one.paces else 0.0 for one in given)
-        if not self.is_whole or not any(paces):
-            paces = ()
-        if first is None:
-            return Decisions(paces=paces) if paces else None
-        return Decisions(first.delay, first.shares, paces)
-
-    def _remember(self) -> bytes:
-        """Add what the workers' layers have seen to the history; the last thing that work changes."""
-        history = self.rounds.holding.history
-        if not history.layers:
-            return b""
-        seen = [item.push.statistics for item in self.contributions if item.push.statistics]
-        share = 1 / max(len(seen), 1) if self.is_whole else 1 / self.workers
-        history.take([unpack(data, history.layers) for data in seen], share)
-        return history.pack()
 
 
 @dataclass
@@ -217,6 +55,7 @@ class PartRounds:
         self._last_whole = self.round
         self._is_whole = True  # so was the last push that was applied
         self._full: Reply | None = None
+        self._state: memoryview | None = None
 
     def free_slot(self) -> int:
         """A slot of shared memory that no reply still needs; -1 where there is none. Any thread may ask."""
@@ -318,11 +157,16 @@ class PartRounds:
         return self.work
 
     def look(self, work: Work) -> None:
-        """Find out whether the round of some work is skipped, if all have said so who push to it."""
+        """Find out whether the round of some work is skipped, and what is put, if all have said so."""
         pushes = [item.push for item in work.contributions]
         commits = [self.commit_of(push) for push in pushes]
         if all(commit is not None or not push.early for push, commit in zip(pushes, commits, strict=True)):
-            work.skip = any(push.skip for push in pushes) or any(c is not None and c.skip for c in commits)
+            said = {p.worker: commit for p, commit in zip(pushes, commits, strict=True) if commit is not None}
+            work.skip = any(push.skip for push in pushes) or any(commit.skip for commit in said.values())
+            try:
+                work.wants = wants_of(said, self.holding)
+            except ShoestringError as error:
+                work.error = error
 
     def commit_of(self, push: Push) -> Commit | None:
         """What the worker of a push has said of its step."""
@@ -345,7 +189,7 @@ class PartRounds:
         """Record finished work; return what brings the workers up to date."""
         if work.reply is None:
             raise ValueError("work that has not run")
-        self.work = self._full = None
+        self.work = self._full = self._state = None
         for item in work.contributions:
             self.ledger.record(item.worker, item.push.incarnation, work.seq)
         self._is_whole = work.is_whole
@@ -415,6 +259,12 @@ class PartRounds:
         if self._full is None and not self.is_updating:
             self._full = replace(self.holding.full(self.round), statistics=self.holding.history.pack())
         return self._full
+
+    def state(self) -> memoryview:
+        """The optimizer's state as it is now, as a payload: one copy, however many ask."""
+        if self._state is None:
+            self._state = self.holding.optimizer_state()
+        return self._state
 
     def release(self, present: Collection[int]) -> list[tuple[int, int, list[Reply]]]:
         """Return the (worker, seq, replies) of bounded pushes that need wait no longer."""

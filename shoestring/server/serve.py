@@ -21,9 +21,9 @@ import zmq
 
 from shoestring.checkpoint.shard import ShardWriter
 from shoestring.errors import DamagedError, ShoestringError, WireError
-from shoestring.server.rounds import Work
 from shoestring.server.saving import marks_of, values_of
 from shoestring.server.shard import Shard
+from shoestring.server.work import Work
 from shoestring.wire import frames
 from shoestring.wire.identity import model_of
 from shoestring.wire.keys import ShardKeys

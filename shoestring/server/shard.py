@@ -26,13 +26,16 @@ from shoestring.model.table import (
     precision_of,
     read_table,
 )
+from shoestring.model.vectors import PARAMS, unpack
 from shoestring.server.commits import Commits
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger
 from shoestring.server.masters import MasterHolding
 from shoestring.server.means import MeanHolding
 from shoestring.server.members import Member, Members
-from shoestring.server.rounds import PartRounds, Work
+from shoestring.server.rounds import PartRounds
+from shoestring.server.waiting import Readers, Waiting
+from shoestring.server.work import Work
 from shoestring.wire import messages as say
 from shoestring.wire.messages import Message
 from shoestring.wire.shared import SLOTS, Segment
@@ -65,12 +68,10 @@ class Shard:
         self.table: Table | None = None
         self.parts: dict[int, PartRounds] = {}
         self.is_filled: set[int] = set()
-        self._pulls: dict[tuple[int, int], say.Pull] = {}  # by part and worker: the part is not there yet
+        self._readers = Readers(self.members, self._send)
         self._asks: dict[tuple[int, int], say.Ask] = {}  # by part and worker: the part is being worked on
         self._commits = Commits()
-        self._waiting: dict[
-            int, dict[int, Work]
-        ] = {}  # by round, by part: sums; commits or a scale are missing
+        self._waiting = Waiting(self._commits, self._contributors, self._send)
         self._decided: list[Work] = []
         self._stirred: set[int] = set()  # parts that may have work
         self._spares: list[Vector] = []  # memory for sums, used again
@@ -110,11 +111,15 @@ class Shard:
                 member.shares = message.shares and member.segment is not None
                 self._enter(member, message.round)
             case say.Init():
-                self._init(member, message.part, payload)
+                self._init(message, payload)
             case say.Pull():
                 self._pull(member, message)
             case say.Commit():
                 self._commit(member, message)
+            case say.Put():
+                self._put(member, message, payload)
+            case say.AskState():
+                self._ask_state(member, message)
             case say.Scale():
                 self._scale(message)
             case say.Ask():
@@ -228,6 +233,7 @@ class Shard:
                     holding = MasterHolding(part, table.rule, groups, layers, precision=precision)
                 else:
                     holding = Holding(part, table.rule, groups, layers)
+                holding.names = [table.tensors[piece.tensor].name for piece in part.pieces]
             except MemoryError:
                 raise JoinError(
                     f"the model does not fit into the memory of shard {self.index}",
@@ -268,26 +274,30 @@ class Shard:
 
     def _pull(self, member: Member, pull: say.Pull) -> None:
         self._rounds_of(pull.part)
-        self._pulls[pull.part, member.worker] = pull
+        self._readers.pull(member.worker, pull)
         if pull.part not in self.is_filled and member.worker == 0:  # the first worker brings parameters
             self._send(member.identity, say.Missing(pull.part, 0))
-        self._answer_pulls()
+        self._answer_readers()
 
-    def _init(self, member: Member, index: int, payload: memoryview) -> None:
+    def _init(self, init: say.Init, payload: memoryview) -> None:
+        index = init.part
         holding = self._rounds_of(index).holding
         is_left_out = holding.is_mean and not payload.nbytes  # the workers have seen to it themselves
-        if payload.nbytes != holding.params.nbytes and not is_left_out:
-            raise WireError(
-                f"part {index} has {holding.params.nbytes} bytes, {payload.nbytes} came",
-                hint="check versions",
-            )
+        vectors = {} if is_left_out else unpack(init.names, payload, holding.part, holding.rule)
+        if PARAMS not in vectors and not is_left_out:
+            raise WireError(f"part {index} came without parameters", hint="check both sides' versions")
         if index not in self.is_filled:
             if not is_left_out:
-                holding.params[:] = np.frombuffer(payload, np.float32)
+                holding.put(vectors)
                 holding.has_values = True
             self.is_filled.add(index)
             self._stirred.add(index)
-        self._answer_pulls()
+        self._answer_readers()
+
+    def _ask_state(self, member: Member, ask: say.AskState) -> None:
+        self._rounds_of(ask.part)
+        self._readers.ask_state(member.worker, ask)
+        self._answer_readers()
 
     def _push(self, member: Member, push: say.Push, payload: memoryview) -> None:
         if not member.entered or push.incarnation != member.incarnation:
@@ -311,7 +321,8 @@ class Shard:
         if decisions is None:
             return
         shares = decisions.shares
-        if len(decisions.paces) > 1 or (shares is not None and len(shares.samples) != self.members.expected):
+        does_fit = shares is None or len(shares.samples) == self.members.expected
+        if len(decisions.paces) > 1 or len(decisions.witnesses) > 1 or not does_fit:
             raise WireError(
                 f"decisions that do not fit a run of {self.members.expected} workers",
                 hint="check both sides' versions",
@@ -329,12 +340,10 @@ class Shard:
         rounds, worker = self._rounds_of(ask.part), member.worker
         if not member.entered:
             raise WireError("a question from a worker that has not entered", hint="start the worker again")
-        waiting = self._waiting.get(ask.seq, {}).get(ask.part)
         if not rounds.has(worker, ask.seq):
             self._send(member.identity, say.Missing(ask.part, ask.seq))
-        elif waiting is not None:
-            if waiting.has_norm:
-                self._send(member.identity, say.Norm(ask.part, ask.seq, waiting.squares))
+        elif self._waiting.has(ask.seq, ask.part):
+            self._waiting.remind(ask.seq, ask.part, member)
         elif rounds.ledger.seq(worker) >= ask.seq and not rounds.is_held(worker, ask.seq):
             replies = rounds.answer(worker, ask.seq, ask.have)
             if replies is None:
@@ -360,19 +369,16 @@ class Shard:
                 if work is not None:
                     return work
             self._stirred.discard(index)
-        self._answer_pulls()  # a part may have passed over rounds that nobody took part in
+        self._answer_readers()  # a part may have passed over rounds that nobody took part in
         return None
 
     def finish(self, work: Work) -> None:
         """Take back computed work and answer the workers."""
         rounds, index = work.rounds, work.rounds.holding.part.index
         if work.reply is None:
-            self._waiting.setdefault(work.seq, {})[index] = work
-            if work.has_norm:  # clipping: the norm over all parts and shards comes first
-                for member in self._contributors(work):
-                    self._send(member.identity, say.Norm(index, work.seq, work.squares))
+            self._waiting.add(index, work)
             self._drop_orphans()
-            self._decide(work.seq)
+            self._go_on(work.seq)
             return
         reply = rounds.finish(work)
         self._stirred.add(index)
@@ -384,7 +390,7 @@ class Shard:
             ask, asker = self._asks.pop((part, worker)), self.members.get(worker)
             if asker is not None and asker.present and asker.entered:
                 self._ask(asker, ask)
-        self._answer_pulls()
+        self._answer_readers()
 
     def fail(self, work: Work, error: ShoestringError) -> None:
         """Take back work that could not be computed."""
@@ -438,9 +444,8 @@ class Shard:
         member.present = False
         self.departed.append(member.worker)
         self._stirred.update(self.parts)
-        for waiting in (self._pulls, self._asks):
-            for key in [key for key in waiting if key[1] == member.worker]:
-                del waiting[key]
+        self._asks = {key: ask for key, ask in self._asks.items() if key[1] != member.worker}
+        self._readers.forget(member.worker)
         for index, rounds in self.parts.items():
             rounds.forget(member.worker)
             self._release(index)
@@ -448,22 +453,8 @@ class Shard:
         self._report_saved()
 
     def _drop_orphans(self) -> None:
-        """Give up sums that wait for what nobody can say any more.
-
-        A scale can be named by all who have pushed to the round, a commit by one alone: what that one
-        has pushed is dropped, and the others' is summed anew.
-        """
-        for works in list(self._waiting.values()):
-            for index, work in list(works.items()):
-                there = {member.worker for member in self._contributors(work)}
-                pushes = [item.push for item in work.contributions]
-                lost = [p.worker for p in pushes if p.early and not work.rounds.commit_of(p)]
-                lost = [worker for worker in lost if worker not in there]
-                if lost or not there:
-                    work.rounds.drop(work, lost or None)
-                    self._stirred.add(index)
-                    del works[index]
-        self._waiting = {seq: works for seq, works in self._waiting.items() if works}
+        """Give up sums that wait for workers that are gone."""
+        self._stirred.update(self._waiting.drop_orphans())
 
     def _entered(self) -> dict[int, Member]:
         return {member.worker: member for member in self.members if member.present and member.entered}
@@ -499,45 +490,29 @@ class Shard:
         for worker, seq, replies in self.parts[index].release(present):
             self._reply(index, present[worker], replies, seq)
 
-    def _answer_pulls(self) -> None:
-        for (index, worker), pull in list(self._pulls.items()):
-            rounds, member = self.parts[index], self.members.get(worker)
-            is_ready = index in self.is_filled and rounds.round >= pull.round
-            full = rounds.full() if is_ready else None
-            if full is not None and member is not None:
-                del self._pulls[index, worker]
-                message = say.Full(part=index, version=full.version, seq=0, statistics=full.statistics)
-                self._send(
-                    member.identity, message, full.payload.data if rounds.holding.has_values else _EMPTY
-                )
+    def _answer_readers(self) -> None:
+        self._readers.answer(self.parts, self.is_filled)
 
     def _scale(self, scale: say.Scale) -> None:
         if not 0.0 <= scale.scale <= 1.0:
             raise WireError(f"a scale of {scale.scale}", hint="check both sides' versions")
-        # Whoever knows the norm has heard of every part: all that need it are here.
-        for work in self._waiting.get(scale.seq, {}).values():
-            if work.scale is None:
-                work.scale = scale.scale
-        self._decide(scale.seq)
+        self._waiting.scale(scale.seq, scale.scale)
+        self._go_on(scale.seq)
 
     def _commit(self, member: Member, commit: say.Commit) -> None:
         if not member.entered:
             raise WireError("a commit from a worker that has not entered", hint="start the worker again")
         self._commits.add(member.worker, member.incarnation, commit)
         self._stirred.update(self.parts)  # pushes that wait for nobody else
-        self._decide(commit.seq)
+        self._go_on(commit.seq)
 
-    def _decide(self, seq: int) -> None:
-        """Go on with the sums of a round of which all is known now, the lowest part first."""
-        works = self._waiting.get(seq, {})
-        for index in sorted(works):
-            work = works[index]
-            if work.skip is None:
-                work.rounds.look(work)
-            if work.is_decided:
-                self._decided.append(works.pop(index))
-        if not works:
-            self._waiting.pop(seq, None)
+    def _put(self, member: Member, put: say.Put, payload: memoryview) -> None:
+        self._waiting.put(member, put, payload)
+        self._go_on(put.seq)
+
+    def _go_on(self, seq: int) -> None:
+        """Go on with the sums of a round of which all is known now."""
+        self._decided += self._waiting.decide(seq)
 
     def _contributors(self, work: Work) -> Sequence[Member]:
         lives = {item.worker: item.push.incarnation for item in work.contributions}

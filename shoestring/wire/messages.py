@@ -1,16 +1,19 @@
 """What workers and shards say to each other.
 
 A message is a header (one of the classes below) and one payload, possibly empty.
-Workers say `Hello, Enter, Init, Pull, Push, Commit, Scale, Ask, Saved, AskSnapped, Beat, Leave`; shards
-answer with `Welcome, Entered, Full, Delta, Norm, Missing, Recorded, Snapped, Refusal, Beat, Left`.
+Workers say `Hello, Enter, Init, Pull, Push, Commit, Put, Scale, Ask, AskState, Saved, AskSnapped, Beat,
+Leave`; shards answer with `Welcome, Entered, Full, Delta, Norm, Missing, Wanted, State, Recorded, Snapped,
+Refusal, Beat, Left`.
 
 The order of a worker's life: `Hello` with the table of the model as payload, answered
 by `Welcome`; `Enter`, naming the first round it will take part in, answered by
 `Entered`; then `Pull` for each part, answered by `Full`, or for the first worker by `Missing`
 where the shard holds nothing yet, whereupon it sends `Init` and asks again.
 After that a `Push` a part and round, each answered by a `Full` or a `Delta`, and, where pushes are made
-before it is known whether the step is taken, a `Commit` a shard and round; at the end `Leave`, answered
-by `Left`.
+before it is known whether the step is taken, a `Commit` a shard and round. A commit also says what the
+script has changed since the last round: parameters, or the optimizer's state. Then the shard asks the first
+worker for it, `Wanted`, and gets a `Put` a part. `AskState` brings the optimizer's state from a shard, a
+`State` a part. At the end `Leave`, answered by `Left`.
 
 Every question is repeated until it is answered, so each may arrive twice. A push is named by whom
 it counts for, that worker's incarnation, and `seq`, the round it belongs to. The answer to it is its
@@ -34,6 +37,7 @@ Count = Annotated[int, Meta(ge=0)]
 Round = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, lt=1e18)]
 CodecText = Annotated[str, Meta(max_length=128)]
+Names = Annotated[tuple[Annotated[str, Meta(max_length=32)], ...], Meta(max_length=8)]  # of vectors
 
 
 class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -58,6 +62,15 @@ class Shares(Data, frozen=True):
     samples: Annotated[tuple[Round, ...], Meta(min_length=1, max_length=WORKER_LIMIT)]
 
 
+class Witness(Data, frozen=True):
+    """What a worker shows the others: a fingerprint of a batch, a checksum of a parameter; 0: none."""
+
+    worker: Count
+    batch: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    index: Count = 0  # of the parameter
+    checksum: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+
+
 class Decisions(Data, frozen=True):
     """What the first worker has decided for later rounds, and what it decides by.
 
@@ -68,6 +81,8 @@ class Decisions(Data, frozen=True):
     shares: Shares | None = None
     # Seconds that a worker's own work took it of late: one in a push, all workers' in an answer.
     paces: Annotated[tuple[Seconds, ...], Meta(max_length=WORKER_LIMIT)] = ()
+    # Likewise: one worker's in a push, all workers' in an answer.
+    witnesses: Annotated[tuple[Witness, ...], Meta(max_length=WORKER_LIMIT)] = ()
 
 
 class Hello(Message, tag=1, kw_only=True):
@@ -110,9 +125,10 @@ class Entered(Message, tag=4):
 
 
 class Init(Message, tag=5):
-    """The first parameters of a part. Payload: float32."""
+    """What a part is to begin with. Payload: the vectors named (`model/vectors.py`), parameters first."""
 
     part: int
+    names: Names = ("params",)
 
 
 class Pull(Message, tag=6):
@@ -267,6 +283,40 @@ class Commit(Message, tag=22):
 
     seq: Round
     skip: bool = False
+    # What the script has set since the last round, alike on all workers: the parameters of parts, one bit
+    # each, empty: none; and whether the optimizer's state is another one.
+    changed: Annotated[bytes, Meta(max_length=1 << 16)] = b""
+    loads: bool = False
+
+
+class Wanted(Message, tag=23):
+    """All workers have said that they set a part before round `seq`: to what? Asked of the first."""
+
+    part: int
+    seq: int
+
+
+class Put(Message, tag=24):
+    """What a part is to be before it is updated in round `seq`. Payload: the vectors named."""
+
+    part: int
+    seq: int
+    names: Names
+
+
+class AskState(Message, tag=25):
+    """The optimizer's state of a part as it is after `round`."""
+
+    part: int
+    round: int
+
+
+class State(Message, tag=26):
+    """The answer to `AskState`. Payload: the vectors named."""
+
+    part: int
+    round: int  # that was asked for
+    names: Names
 
 
 Any = (
@@ -292,4 +342,8 @@ Any = (
     | Recorded
     | AskSnapped
     | Commit
+    | Wanted
+    | Put
+    | AskState
+    | State
 )

@@ -28,11 +28,11 @@ from shoestring.model.precision import Precision
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND, Decisions
 from shoestring.worker.batchnorm.statistics import SharedStatistics
-from shoestring.worker.device import GpuCodecs, Ready, gpu_feedback, on, to_stderr
 from shoestring.worker.exchange import Exchange
 from shoestring.worker.module.buffers import SharedBuffers
 from shoestring.worker.protocol.worker import Answer
-from shoestring.worker.rounding import rounded
+from shoestring.worker.replica.device import GpuCodecs, Ready, gpu_feedback, on, to_stderr
+from shoestring.worker.replica.rounding import rounded
 
 if TYPE_CHECKING:
     from shoestring.codec.dct.gpu import GpuDct, GpuFeedback

@@ -7,6 +7,7 @@ import msgspec
 
 from shoestring.model.parts import Part, assign
 from shoestring.model.table import Table
+from shoestring.model.vectors import PARAMS
 from shoestring.worker.exchange import Exchange
 from shoestring.worker.memory import SharedMemory
 from shoestring.worker.protocol.joining import Identity
@@ -39,11 +40,13 @@ def enter(
     parts: Sequence[Part],
     *,
     initial: Callable[[int], memoryview],
+    names: tuple[str, ...] = (PARAMS,),
     take: Callable[[Answer], None],
 ) -> Entry:
     """Join all shards with the model of this number.
 
-    `initial` gives a part as this worker has it, `take` gets each as the shards hold it.
+    `initial` gives a part as this worker has it, the vectors of these names; `take` gets each as the
+    shards hold it.
     """
     run = here.run
     sockets = here.connect(model)
@@ -60,6 +63,7 @@ def enter(
             sizes,
             addresses,
             initial=initial,
+            names=names,
             memory=memory,
             clip_norm=table.clip_norm,
             timeout_s=run.timeout_s,

@@ -26,7 +26,7 @@ from shoestring.wire import frames
 from shoestring.wire import messages as say
 from shoestring.wire.messages import Message
 from shoestring.worker.memory import SharedMemory
-from shoestring.worker.protocol.worker import BEAT_S, Answer, Worker
+from shoestring.worker.protocol.worker import BEAT_S, Answer, Give, Worker, nothing
 
 _MEASURED_BYTES = 1 << 17  # of a beat that measures a link's rate
 _LEAVE_S = 5.0  # how long a worker waits for its goodbye to be heard
@@ -143,9 +143,24 @@ class Exchange:
             self._unsent += 1
         self._do(lambda now: self._push(part, encode))
 
-    def commit(self, commit: say.Commit) -> None:
-        """Say what becomes of a round, whose pushes have all been submitted before."""
-        self._do(lambda now: self._protocol.commit(commit))
+    def commit(self, commit: say.Commit, give: Give = nothing) -> None:
+        """Say what becomes of a round, whose pushes have all been submitted before.
+
+        `give` is called in the exchange's thread until the round is answered.
+        """
+        self._do(lambda now: self._protocol.commit(commit, give))
+
+    def fetch_state(self, seq: int) -> list[tuple[say.State, bytes]]:
+        """Get the optimizer's state of all parts as it is after round `seq`, in the order of the parts."""
+        asked = threading.Event()
+        self._do(partial(self._ask_state, seq, asked))
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (asked.is_set() and self._protocol.has_state) or self._failure is not None
+            )
+        self._raise()
+        states, self._protocol.states = self._protocol.states, {}
+        return [states[part] for part in sorted(states)]
 
     def wait_sent(self) -> None:
         """Return when all submitted pushes have been read and encoded."""
@@ -271,6 +286,10 @@ class Exchange:
         self._echoes[now] = echoed
         self._send(line, say.Beat(now), memoryview(bytes(size)))
 
+    def _ask_state(self, seq: int, asked: threading.Event, now: float) -> None:
+        self._protocol.ask_state(seq, now)
+        asked.set()
+
     def _open(self, line: _Line, poller: zmq.Poller) -> None:
         """Send what waits for a connection, once that is there."""
         if line.is_open or not line.socket.poll(0, zmq.POLLOUT):
@@ -340,6 +359,6 @@ class Exchange:
             self._inbox.put(answer)
         while protocol.notices:
             self._inbox.put(protocol.notices.popleft())
-        if protocol.reports:
+        if protocol.reports or protocol.states:
             with self._changed:
                 self._changed.notify_all()

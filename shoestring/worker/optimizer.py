@@ -6,6 +6,7 @@ step does depends on the sync policy: see `gradients.py` (the update on the shar
 (local steps).
 """
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from shoestring.worker.exchange import Traffic
 from shoestring.worker.reporter import Reporter
 from shoestring.worker.rounds.differences import DifferenceRounds
 from shoestring.worker.rounds.gradients import GradientRounds
+from shoestring.worker.rounds.state import ShardState
 from shoestring.worker.trial import Trial
 
 # Torch keeps them in dictionaries: those of the optimizer that was wrapped are used on.
@@ -36,17 +38,20 @@ class SharedOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         inner: torch.optim.Optimizer,
-        driver: GradientRounds | DifferenceRounds,
+        drivers: list[GradientRounds | DifferenceRounds],
         saver: Saver | None,
         reporter: Reporter,
     ) -> None:
         self._is_made = False
         self.inner = inner
         super().__init__(inner.param_groups, inner.defaults)
-        is_local = isinstance(driver, DifferenceRounds)  # then the inner optimizer steps, and calls its hooks
+        self.driver = drivers[0]
+        self._drivers = drivers  # the others are of parameters that came later
+        is_local = isinstance(
+            self.driver, DifferenceRounds
+        )  # then the inner optimizer steps, and calls its hooks
         for name in _HOOKS[2 if is_local else 0 :]:
             setattr(self, name, getattr(inner, name))
-        self.driver = driver
         self._saver = saver
         self._reporter = reporter
         self._trial = Trial()
@@ -65,13 +70,21 @@ class SharedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """The state of the optimizer that was wrapped."""
+        """The state of the optimizer that was wrapped. Where shards keep it, it is fetched from them.
+
+        It is what they have after the last step, and with a delay of 1 after that step's round. With
+        `Bounded` and `Async` each part is as pushes have left it so far, other workers' among them. What
+        is changed in it, by all workers alike, goes to the shards with the next step.
+        """
+        for state in self._states():
+            state.show()
         return self.inner.state
 
     @state.setter
     def state(self, state: Any) -> None:
         if self._is_made:
             self.inner.state = state
+            self._note_state()
 
     @property
     def steps(self) -> int:
@@ -87,7 +100,8 @@ class SharedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self.driver.step() and self._saver is not None:
+        has_ended = [driver.step() for driver in self._drivers]
+        if has_ended[0] and self._saver is not None:
             self._saver.round_ended(self.driver.rounds, self.driver.steps)
         # What schedulers look at that were made before `wrap`: their optimizer has taken a step.
         self.inner._opt_called = True  # type: ignore[attr-defined]
@@ -96,11 +110,16 @@ class SharedOptimizer(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state as torch does; what does not fit is refused and changes nothing."""
+        """Go on from a state as torch does; what does not fit is refused and changes nothing.
+
+        Called by all workers alike: shards take the first one's with the next step.
+        """
         before = self.inner.param_groups, self.inner.state
         try:
             super().load_state_dict(state_dict)
-            self.driver.check_groups()
+            for driver in self._drivers:
+                driver.check_groups()
+            self._note_state()
         except Exception:
             self.inner.param_groups, self.inner.state = before
             raise
@@ -113,6 +132,15 @@ class SharedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         raise _copied()
+
+    def _note_state(self) -> None:
+        for state in self._states():
+            state.set()
+
+    def _states(self) -> list[ShardState]:
+        """What shows and sets the state that the shards keep."""
+        states = (driver.state for driver in self._drivers) if self._is_made else ()
+        return [state for state in states if state is not None]
 
     def report(
         self, *, loss: float | None = None, samples: int | None = None, total: int | None = None
@@ -136,14 +164,13 @@ class SharedOptimizer(torch.optim.Optimizer):
 
     def parameter_hash(self) -> str:
         """A hash of the trained parameters: equal on workers that hold the same bits."""
-        return self.driver.replica.digest()
+        digests = [driver.replica.digest() for driver in self._drivers]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Train further parameters, those of the wrapped model alone; all workers add the same."""
         if self._is_made:
-            raise UsageError(
-                "parameters cannot be added after `wrap`",
-                hint="build the optimizer with all groups, then wrap it",
-            )
+            self.inner.add_param_group(param_group)
 
 
 def _copied() -> UsageError:

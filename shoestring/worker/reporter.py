@@ -1,11 +1,12 @@
 """What a worker writes into the event log while it trains."""
 
 import time
+from typing import Any
 
 from shoestring.worker.coder import PartCoder
 from shoestring.worker.exchange import Exchange
 from shoestring.worker.rounds.pilot import Pilot
-from shoestring.worker.session import Session, current
+from shoestring.worker.session import Session, found
 
 _EVERY_S = 0.5
 
@@ -21,9 +22,11 @@ class Reporter:
         self._coder = coder
         self._pilot = pilot
         self._samples = self._reported = 0
-        self._steps = 0
-        self._written_at = time.monotonic()
+        self._steps = self._new = 0  # of the run, and since the last event
         self._before = (0, 0, 0, 0)
+        self._waited_s = 0.0
+        self._tracking = here.take_tracking()
+        self._written_at = time.monotonic()
         here.log.write("join", worker=here.run.worker, workers=here.run.workers)
 
     def report(
@@ -44,6 +47,7 @@ class Reporter:
         """Count a step; write an event if it is time for one."""
         self._samples += samples + self._reported
         self._reported = 0
+        self._new += 1
         self._steps = steps
         for seq, what in self._coder.take_skipped():
             self._here.notice(f"step skipped at round {seq}: {what}")
@@ -53,7 +57,7 @@ class Reporter:
 
     def close(self) -> None:
         """Write what has not been written, and that the worker leaves."""
-        if self._steps:
+        if self._new:
             self._write()
         self._here.log.write("leave", worker=self._here.run.worker)
 
@@ -61,25 +65,31 @@ class Reporter:
         now, traffic = time.monotonic(), self._exchange.traffic
         counts = (traffic.up, traffic.down, traffic.up_float, traffic.down_float)
         up, down, up_float, down_float = (a - b for a, b in zip(counts, self._before, strict=True))
-        self._here.log.write(
-            "step",
-            worker=self._here.run.worker,
-            step=self._steps,
-            total=self.total,
-            loss=self.loss,
-            samples=self._samples or None,
-            seconds=now - self._written_at,
-            up_bytes=up,
-            down_bytes=down,
-            up_float_bytes=up_float,
-            down_float_bytes=down_float,
-            codec=self._pilot.codec,
-        )
-        self._before, self._samples, self._written_at = counts, 0, now
+        fields: dict[str, Any] = {
+            "worker": self._here.run.worker,
+            "step": self._steps,
+            "steps": self._new,
+            "total": self.total,
+            "loss": self.loss,
+            "samples": self._samples or None,
+            "seconds": now - self._written_at,
+            "waited_s": self._pilot.waited_s - self._waited_s,
+            "up_bytes": up,
+            "down_bytes": down,
+            "up_float_bytes": up_float,
+            "down_float_bytes": down_float,
+            "codec": self._pilot.codec,
+            "level": self._pilot.level,
+        }
+        self._here.log.write("step", **fields)
+        if self._tracking is not None:
+            self._tracking.add({"event": "step", "time": time.time(), **fields})
+        self._before, self._samples, self._new, self._written_at = counts, 0, 0, now
+        self._waited_s = self._pilot.waited_s
 
 
 def report(*, loss: float | None = None, samples: int | None = None, total: int | None = None) -> None:
     """Tell the run's progress display this step's loss and samples, and how many steps there will be."""
-    reporter = current().reporter
-    if reporter is not None:
-        reporter.report(loss=loss, samples=samples, total=total)
+    here = found()
+    if here is not None and here.reporter is not None:
+        here.reporter.report(loss=loss, samples=samples, total=total)

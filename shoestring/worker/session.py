@@ -20,7 +20,9 @@ from shoestring.checkpoint.snapshot import Snapshot
 from shoestring.checkpoint.worker import WorkerState
 from shoestring.config import Run
 from shoestring.errors import UsageError
+from shoestring.observe import trackers
 from shoestring.observe.events import EventLog
+from shoestring.observe.tracking import Tracking
 from shoestring.server.saving import restorer
 from shoestring.server.serve import QUEUED, Service, listen
 from shoestring.server.shard import Shard
@@ -29,6 +31,7 @@ from shoestring.wire.identity import TRAINED_LIMIT, identity_of
 from shoestring.wire.keys import keys_from_folder
 from shoestring.wire.link import connect
 from shoestring.worker.rounds.sharing import Sharing
+from shoestring.worker.rounds.witness import Watch
 
 Sockets = list[tuple[str, "zmq.Socket[bytes]"]]
 
@@ -50,6 +53,7 @@ class Session:
     forwards: int = 0  # training passes through the model so far
     models: int = 0  # how many were wrapped
     reporter: Any = None
+    watch: Watch | None = None  # of the first model, which is shown batches
     position_source: "Whereabouts | None" = None
     places: list["Whereabouts"] = field(default_factory=list)  # of the loaders that `split` made
     stateful: list[Any] = field(default_factory=list)  # what `keep` was given
@@ -57,6 +61,8 @@ class Session:
 
     def __post_init__(self) -> None:
         self.sharing = Sharing(self.run.worker, self.run.workers, lambda: self.forwards)
+        self._tracking: Tracking | None = None  # until it is taken
+        self._is_tracked = False
         self._own_shard = ""
 
     def next_model(self) -> int:
@@ -92,8 +98,19 @@ class Session:
         """Note why a codec was chosen."""
         self.log.write("codec", worker=self.run.worker, spec=codec, why=why)
 
+    def take_tracking(self) -> Tracking | None:
+        """What tells the run's tracker, for who asks first; only the first worker has it."""
+        taken, self._tracking = self._tracking, None
+        return taken
+
     def connect(self, model: int = 0) -> Sockets:
-        """Open a socket to every shard for a model; for a run of its own, start its shard first."""
+        """Open a socket to every shard for a model; for a run of its own, start its shard first.
+
+        The run's tracker is opened too, where it may fail without others waiting for this worker.
+        """
+        if self.run.tracker and self.run.worker == 0 and not self._is_tracked:
+            self._is_tracked = True
+            self._tracking = self._open_tracking()
         context: zmq.SyncContext = zmq.Context.instance()
         addresses = self.run.shards
         if not addresses:
@@ -131,6 +148,14 @@ class Session:
         self.log.write("warn", text=text, is_printed=True)
         print(f"shoestring: worker {self.run.worker}: {text}", file=sys.stderr, flush=True)
 
+    def _open_tracking(self) -> Tracking:
+        tracker = trackers.open_tracker(self.run.tracker, self.run)
+        # The library may have something to do at the end of the process: this run ends before.
+        atexit.register(end)
+        tracking = Tracking(tracker, self.run.folder, self.notice)
+        self.closers.append(tracking.close)
+        return tracking
+
     def _start_shard(self, context: zmq.SyncContext) -> str:
         address = f"inproc://shoestring-{id(self)}-{self.life}"
         listener = listen(context, address)
@@ -158,14 +183,27 @@ def begin(run: Run) -> Session:
     """Make this process a worker of a run; a second call replaces the first."""
     global _session
     end()
+    if run.tracker and run.worker == 0:
+        trackers.check(run.tracker)  # before others wait for this worker
     log = EventLog(run.folder, f"worker-{run.worker}")
     _session = Session(run, secrets.token_hex(8), log)
     log.write("init", worker=run.worker, workers=run.workers)
     return _session
 
 
+# Joins the run when the session is first needed: `launch` sets it, which this room does not know.
+starter: Callable[[], Any] | None = None
+
+
+def found() -> Session | None:
+    """The session of this process, if it is in a run."""
+    return _session
+
+
 def current() -> Session:
-    """The session of this process."""
+    """The session of this process, which joins its run now if it has not yet."""
+    if _session is None and starter is not None:
+        starter()
     if _session is None:
         raise UsageError(
             "this process is in no run yet", hint="call `shoestring.init()` before `shoestring.wrap`"

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -19,6 +18,7 @@ from shoestring.errors import RuleError, UsageError
 from shoestring.model.layers import Layer
 from shoestring.model.rules import Rule
 from shoestring.model.table import Table
+from shoestring.model.vectors import PARAMS, pack
 from shoestring.wire import messages as say
 from shoestring.worker.alike import align, untaken
 from shoestring.worker.batchnorm.layers import SharedBatchNorm, shared_layers
@@ -26,13 +26,14 @@ from shoestring.worker.batchnorm.statistics import SharedStatistics, warm_up_sta
 from shoestring.worker.capture import ScriptCapture, make_saver
 from shoestring.worker.coder import PartCoder
 from shoestring.worker.entry import Entry, enter
-from shoestring.worker.growth import Growing
 from shoestring.worker.module import shell
 from shoestring.worker.module.buffers import SharedBuffers
+from shoestring.worker.module.fingerprint import fingerprint
+from shoestring.worker.module.growth import Growing, Rounds, names_of, trainable
 from shoestring.worker.optimizer import SharedOptimizer
 from shoestring.worker.optimizers import hyper_of, rule_of
 from shoestring.worker.protocol.worker import Answer
-from shoestring.worker.replica import Replica
+from shoestring.worker.replica.replica import Replica
 from shoestring.worker.reporter import Reporter
 from shoestring.worker.rounds.auto import AUTO, Auto
 from shoestring.worker.rounds.differences import DifferenceRounds
@@ -49,6 +50,8 @@ from shoestring.worker.rounds.policy import (
     make_policy,
     text_of,
 )
+from shoestring.worker.rounds.state import ShardState
+from shoestring.worker.rounds.witness import Watch
 from shoestring.worker.session import Session
 from shoestring.worker.trial import Trial
 
@@ -111,8 +114,60 @@ def _join_shards(
     here: Session, model: nn.Module, optimizer: torch.optim.Optimizer, asked: _Asked
 ) -> SharedOptimizer:
     """Join with the update on the shards, or after local steps."""
-    built = _build(here, model, optimizer, _rule(optimizer, asked.policy), asked)
-    entry, parts, agreed = _enter(here, model, built, is_local=isinstance(asked.policy, LocalSteps))
+    if here.models and here.run.checkpoint is not None:
+        raise UsageError(
+            f"a second model, and checkpoints in `{here.run.checkpoint}`, which hold one",
+            hint="leave `--checkpoint` out, and save with `torch.save` as you would with DDP",
+        )
+    driver, saver = _shard_rounds(here, model, optimizer, asked)
+    drivers = [driver]
+
+    def more(new: set[nn.Parameter]) -> Rounds:
+        _check_growth(here, model, asked, new)
+        drivers.append(_shard_rounds(here, model, optimizer, asked, new)[0])
+        return drivers[-1]
+
+    def trained() -> set[nn.Parameter]:
+        held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        if any(parameter.requires_grad for parameter in held - set(model.parameters())):
+            raise UsageError(
+                "the optimizer was given parameters that the wrapped model has not",
+                hint="make them the model's, or leave them to an optimizer of their own",
+            )
+        return trainable(model) & held
+
+    _put_on(here, model, Growing(model, driver, more, trained))
+    return SharedOptimizer(optimizer, drivers, saver, here.reporter)
+
+
+def _check_growth(here: Session, model: nn.Module, asked: _Asked, new: set[nn.Parameter]) -> None:
+    """Refuse parameters that were not trained when the model was wrapped, where they cannot be taken in."""
+    why = ""
+    if not isinstance(asked.policy, EveryStep):
+        why = f"policy `{text_of(asked.policy)}` takes none in"
+    elif asked.clip_norm:
+        why = "`clip_norm` is by the norm over all parameters"
+    elif here.run.checkpoint is not None:
+        why = "the run's checkpoints hold those that were trained from the start"
+    if why:
+        raise UsageError(
+            f"{names_of(model, new)} are trained from now on, but not since `wrap`: {why}",
+            hint="unfreeze them before `wrap`; or use `model = shoestring.wrap(model)`, which takes them in",
+        )
+
+
+def _shard_rounds(
+    here: Session,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    asked: _Asked,
+    only: set[nn.Parameter] | None = None,
+) -> tuple[GradientRounds | DifferenceRounds, Saver | None]:
+    """Join the run with a model's parameters, or only some of them, and their optimizer."""
+    built = _build(here, model, optimizer, _rule(optimizer, asked.policy), asked, only)
+    is_local = isinstance(asked.policy, LocalSteps)
+    state = ShardState(optimizer, built.replica, built.table.rule)
+    entry, parts, agreed = _enter(here, model, built, state=None if is_local else state, is_local=is_local)
     coder = PartCoder(
         entry.exchange,
         built.replica.parts,
@@ -121,14 +176,15 @@ def _join_shards(
         precisions=built.replica.precisions,
         buffers=built.buffers,
     )
-    saver = _resume(here, model, optimizer, built, entry, parts, coder, asked.policy)
+    saver = None if only else _resume(here, model, optimizer, built, entry, parts, coder, asked.policy)
     pilot = _pilot(here, built, entry, asked)
-    driver = _drive(here, optimizer, built, entry, coder, pilot, asked.policy, agreed)
-    reporter = here.report_to(Reporter, entry.exchange, coder, pilot)
+    driver = _drive(here, optimizer, built, entry, coder, pilot, asked.policy, state, agreed)
+    here.report_to(Reporter, entry.exchange, coder, pilot)
+    if isinstance(driver, GradientRounds):
+        here.closers.append(driver.close)
     if saver is not None:
         here.closers.append(saver.close)
-    _put_on(here, model, driver)
-    return SharedOptimizer(optimizer, driver, saver, reporter)
+    return driver, saver
 
 
 def _join_means(here: Session, model: nn.Module, asked: _Asked) -> None:
@@ -206,7 +262,12 @@ def _build(
 
 
 def _enter(
-    here: Session, model: nn.Module, built: _Built, *, is_local: bool = False
+    here: Session,
+    model: nn.Module,
+    built: _Built,
+    *,
+    state: ShardState | None = None,
+    is_local: bool = False,
 ) -> tuple[Entry, list[say.Full], dict[int, Vector]]:
     """Join all shards; afterwards every worker's model is the first one's, or what the shards hold.
 
@@ -214,10 +275,14 @@ def _enter(
     """
     replica, is_mean = built.replica, built.table.rule == _MEAN
     came: list[say.Full] = []
+    before = {} if state is None else state.initial()  # of the optimizer
     agreed: dict[int, Vector] = {}
 
-    def initial(part: int) -> memoryview:
-        return memoryview(b"") if is_mean else replica.read(replica.parts[part]).view(np.uint8).data
+    def initial(index: int) -> memoryview:
+        part = replica.parts[index]
+        if is_mean:
+            return memoryview(b"")
+        return pack({PARAMS: replica.read(part), **(state.vectors(part, before) if state and before else {})})
 
     def take(answer: Answer) -> None:
         if not is_mean:
@@ -229,7 +294,10 @@ def _enter(
         if isinstance(answer.message, say.Full):
             came.append(answer.message)
 
-    entry = enter(here, here.next_model(), built.table, replica.parts, initial=initial, take=take)
+    names = (PARAMS, *(state.names if state and before else ()))
+    entry = enter(
+        here, here.next_model(), built.table, replica.parts, initial=initial, names=names, take=take
+    )
     if entry.first_round == 1:  # later, a checkpoint or the rounds bring it
         align(here, entry.model, _given(model, built))
     return entry, came, agreed
@@ -284,7 +352,20 @@ def _pilot(here: Session, built: _Built, entry: Entry, asked: _Asked) -> Pilot:
         delay=delay or 0,
         schedule=schedule_for(here.run.checkpoint, here.run.every),
         sharing=here.sharing,
+        watch=_watch(here, built),
     )
+
+
+def _watch(here: Session, built: _Built) -> Watch | None:
+    """Make what finds equal batches, of the run's first model, and unequal parameters."""
+    is_mean = built.table.rule == _MEAN
+    if here.run.workers == 1:
+        return None
+    parameters = built.replica.parameters if is_mean else ()
+    names = [row.name for row in built.table.tensors] if is_mean else ()
+    watch = Watch(here.run.worker, here.notice, parameters, names)
+    here.watch = here.watch or watch
+    return watch
 
 
 def _drive(
@@ -295,6 +376,7 @@ def _drive(
     coder: PartCoder,
     pilot: Pilot,
     policy: Policy,
+    state: ShardState,
     agreed: dict[int, Vector],
 ) -> GradientRounds | DifferenceRounds:
     """Make what turns the script's steps into rounds, as the policy says."""
@@ -309,15 +391,19 @@ def _drive(
             sharing=here.sharing,
             agreed=agreed,
         )
-    return GradientRounds(
+    rounds = GradientRounds(
         built.replica,
         coder,
         policy,
         pilot,
-        hyper=lambda: hyper_of(built.table.rule, optimizer.param_groups),
+        hyper=lambda: hyper_of(built.table.rule, optimizer.param_groups[: built.table.groups]),
+        state=state,
+        is_first=here.run.worker == 0,
         first_round=entry.first_round,
         sharing=here.sharing,
     )
+    state.connect(entry.exchange, rounds.shown_round)
+    return rounds
 
 
 def _put_on(here: Session, model: nn.Module, driver: shell.Driver) -> None:
@@ -325,6 +411,8 @@ def _put_on(here: Session, model: nn.Module, driver: shell.Driver) -> None:
 
     def begins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         here.forwards += 1
+        if here.watch is not None and here.watch.is_looking:
+            here.watch.show(fingerprint(args, kwargs))
 
     shell.put_on(model, driver, begins)
 

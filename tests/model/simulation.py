@@ -13,8 +13,9 @@ from random import Random
 
 import numpy as np
 
-from shoestring.server.rounds import AHEAD, LOG_LIMIT, Work
+from shoestring.server.rounds import AHEAD, LOG_LIMIT
 from shoestring.server.shard import Shard
+from shoestring.server.work import Work
 from shoestring.wire import frames
 from tests.model.training import Plan, Training, record_of
 
@@ -58,6 +59,7 @@ class Simulation:
         self.applied: list[tuple[int, int, int, int]] = []  # (part, worker, incarnation, seq)
         self.acked: set[tuple[int, int, int, int]] = set()
         self.truth: dict[tuple[int, int], bytes] = {}  # (part, version): the values
+        self.states: dict[tuple[int, int], bytes] = {}  # (part, round): the optimizer's state
         self.saved: dict[tuple[int, int], set[int]] = {}  # by shard and round: the parts in its file
         self.lead = 0  # the most pushes that a worker that goes on is ahead of the slowest
         self.refusals: list[str] = []
@@ -96,6 +98,7 @@ class Simulation:
 
         worker = Training(self.plan, number, self.lives[number], send, self.now)
         worker.on_apply = self._check_values
+        worker.on_state = self._check_state
         worker.on_step = lambda seq: self._measure_lead(worker, seq)
         self.workers[identity] = worker
 
@@ -182,6 +185,7 @@ class Simulation:
             for item in work.contributions:
                 self.applied.append((part, item.worker, item.push.incarnation, work.seq))
             self.truth[part, work.reply.version] = work.rounds.holding.values.tobytes()
+            self.states[part, work.seq] = bytes(work.rounds.holding.optimizer_state())
         shard.finish(work)
         if work.reply is not None and work.is_saved:
             self._save(shard, work)
@@ -229,6 +233,9 @@ class Simulation:
         if version:
             assert values.tobytes() == self.truth[part, version], f"part {part} at version {version}"
 
+    def _check_state(self, part: int, seq: int, payload: bytes) -> None:
+        assert payload == self.states[part, seq], f"state of part {part} after round {seq}"
+
     def _check_log(self) -> None:
         twice = [name for name, count in Counter(self.applied).items() if count > 1]
         assert twice == [], "applied twice"
@@ -245,5 +252,5 @@ class Simulation:
             assert all(len(given) <= AHEAD + 1 for given in rounds._given.values())
         for shard in self.shards:
             most = self.plan.workers * max(1, len(shard.parts))
-            assert len(shard._pulls) <= most
+            assert len(shard._readers) <= 2 * most
             assert len(shard._asks) <= most

@@ -73,6 +73,16 @@ losses = st.builds(
     slow=st.integers(-1, 1),
 )
 seeds = st.integers(0, 2**32 - 1)
+deaths = st.builds(
+    Faults,
+    drop=st.sampled_from([0.0, 0.05]),
+    repeat=st.sampled_from([0.0, 0.1]),
+    reset=st.sampled_from([0.0, 0.01]),
+    hurry=st.sampled_from([0.0, 0.02]),
+    kill=st.sampled_from([0.003, 0.02]),
+    kills=st.integers(1, 4),
+    lease_s=st.sampled_from([20.0, 60.0]),
+)
 
 
 def test_the_model_has_several_parts_and_an_empty_shard_is_possible():
@@ -115,23 +125,32 @@ def test_a_step_is_taken_by_all_parts_or_by_none(plan, faults, seed):
         assert set(rounds.holding.steps.tolist()) == {plan.rounds - len(skipped)}
 
 
+@settings(phases=PHASES, max_examples=60)
+@given(plans(early=True, delay=0, looks=True, sets=(2, 3), bound=say.WHOLE_ROUND), losses, seeds)
+def test_what_scripts_set_and_see_is_the_same_whatever_is_lost(plan, faults, seed):
+    simulation = Simulation(plan, faults, seed).run()
+    assert simulation.refusals == []
+    assert simulation.params() == clean(plan)[0]
+    skipped = {seq for worker, seq, _ in plan.skips if worker < plan.workers}
+    left = plan.rounds - 2 - len(skipped - {2})
+    for rounds in simulation.all_rounds():
+        counts = set(rounds.holding.steps[1 if plan.unused else 0 :].tolist())
+        assert counts <= {30 + left}
+    (first,) = [worker for worker in simulation.workers.values() if worker.number == 0]
+    assert first.looked == plan.rounds
+
+
+@settings(phases=PHASES, max_examples=40)
+@given(plans(early=True, delay=0, looks=True, sets=(2, 3), bound=say.WHOLE_ROUND), deaths, seeds)
+def test_what_the_first_worker_sees_is_of_one_round_whoever_dies(plan, faults, seed):
+    Simulation(plan, faults, seed).run()
+
+
 def test_more_shards_than_parts():
     plan = Plan(table(2.0), workers=2, shards=12, codecs=("dct",), delay=1)
     simulation = Simulation(plan, Faults(drop=0.1), seed=1).run()
     assert simulation.params() == clean(plan)[0]
     assert any(not shard.parts for shard in simulation.shards)
-
-
-deaths = st.builds(
-    Faults,
-    drop=st.sampled_from([0.0, 0.05]),
-    repeat=st.sampled_from([0.0, 0.1]),
-    reset=st.sampled_from([0.0, 0.01]),
-    hurry=st.sampled_from([0.0, 0.02]),
-    kill=st.sampled_from([0.003, 0.02]),
-    kills=st.integers(1, 4),
-    lease_s=st.sampled_from([20.0, 60.0]),
-)
 
 
 @settings(phases=PHASES, max_examples=60)

@@ -7,6 +7,7 @@ go to the protocol, its answers are applied round by round, and the next round i
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -15,8 +16,9 @@ from shoestring.checkpoint.tensorfile import FileRecord
 from shoestring.codec.feedback import Feedback
 from shoestring.codec.registry import make
 from shoestring.errors import ShoestringError
-from shoestring.model.parts import assign, cut
+from shoestring.model.parts import assign, cut, pack_flags
 from shoestring.model.table import Table, precision_of
+from shoestring.model.vectors import pack
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND, Message
 from shoestring.worker.protocol.joining import Identity
@@ -44,6 +46,8 @@ class Plan:
     early: bool = True  # pushes are made before the step is committed to
     counted: bool = False  # a launcher counts the processes that it starts
     saves: tuple[int, ...] = ()  # rounds with a checkpoint
+    sets: tuple[int, ...] = ()  # rounds before which scripts set parameters and the optimizer's state
+    looks: bool = False  # the first worker asks for the optimizer's state after every round
 
     @property
     def parts(self):
@@ -58,6 +62,16 @@ def record_of(name: str) -> bytes:
 
 def start_values(part) -> np.ndarray:
     return np.random.default_rng(part.index).standard_normal(part.size).astype(np.float32)
+
+
+def set_values(part, seq: int) -> dict[str, np.ndarray]:
+    """What scripts set a part to before a round."""
+    rng = np.random.default_rng((part.index, seq))
+    return {
+        "params": rng.standard_normal(part.size).astype(np.float32),
+        "steps": np.full(len(part.pieces), 10 * seq),
+        "momentum": rng.standard_normal(part.size).astype(np.float32),
+    }
 
 
 @dataclass
@@ -75,6 +89,9 @@ class Training:
     acked: list[tuple[int, int, int]] = field(default_factory=list)  # (part, incarnation, seq)
     on_apply: Callable[[int, int, np.ndarray], None] = lambda part, version, values: None
     on_step: Callable[[int], None] = lambda seq: None
+    on_state: Callable[[int, int, bytes], None] = lambda part, seq, payload: None
+    asked: int = 0  # the last round whose state was asked for, and the last one that came
+    looked: int = 0
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -159,6 +176,8 @@ class Training:
                 lives = self.protocol.joining.incarnations
                 self.acked += [(p.index, lives[self.homes[p.index]], self.answered) for p in self.parts]
                 continue
+            if not self._has_looked():
+                return
             if self.seq >= self.first:
                 self.on_step(self.seq)
             if self.seq in self.plan.saves:
@@ -169,10 +188,38 @@ class Training:
                 self.stage = "save"  # the end of a run waits for what was begun
                 return
             self.seq += 1
+            is_set = self.seq in self.plan.sets
+            if is_set:
+                self.params = [self._set_values(part, self.seq)["params"] for part in self.parts]
             for part in reversed(self.parts):
                 self._push(part)
             if self.plan.early:
-                self.protocol.commit(say.Commit(self.seq, skip=self._is_skipped()))
+                changed = pack_flags(np.full(len(self.parts), is_set))
+                commit = say.Commit(self.seq, self._is_skipped(), changed, is_set)
+                self.protocol.commit(commit, partial(self._give, self.seq))
+
+    def _has_looked(self) -> bool:
+        """Ask for the state of the round that is over; say whether all of it is there."""
+        if not self.plan.looks or self.number or self.seq < self.first or self.looked == self.seq:
+            return True
+        if self.asked != self.seq:
+            self.asked = self.seq
+            self.protocol.ask_state(self.seq, self.now)
+        if not self.protocol.has_state:
+            return False
+        self.looked = self.seq
+        for part, (message, payload) in self.protocol.states.items():
+            self.on_state(part, message.round, payload)
+        return True
+
+    def _give(self, seq: int, index: int):
+        vectors = self._set_values(self.parts[index], seq)
+        return tuple(vectors), pack(vectors)
+
+    def _set_values(self, part, seq: int) -> dict[str, np.ndarray]:
+        vectors = set_values(part, seq)
+        self.precisions[part.index].round(vectors["params"])
+        return vectors
 
     def _is_skipped(self) -> bool:
         return any(plan[:2] == (self.number, self.seq) for plan in self.plan.skips)

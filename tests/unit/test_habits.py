@@ -151,6 +151,18 @@ def test_a_release_has_its_version_and_its_changelog(tmp_path, tag, heading, is_
     assert (done.returncode == 0) == is_right
 
 
+def pinned(name: str) -> dict[str, str]:
+    lines = (ROOT / name).read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_integrations_are_tested_with_the_versions_of_everything_else():
+    own, others = pinned("constraints.txt"), pinned("constraints-integrations.txt")
+    shared = own.keys() & others.keys()
+    assert {"numpy", "pytest", "torch"} <= shared
+    assert {name: own[name] for name in shared} == {name: others[name] for name in shared}
+
+
 # Templates and hooks.
 
 

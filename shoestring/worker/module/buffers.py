@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from shoestring.errors import UsageError, WireError
 from shoestring.wire.messages import NEWS_LIMIT
 from shoestring.worker.batchnorm.layers import SharedBatchNorm
-from shoestring.worker.replica import Replica
+from shoestring.worker.replica.replica import Replica
 
 _HINT = "give `wrap(..., broadcast_buffers=False)`, or register it with the parameters that belong to it"
 

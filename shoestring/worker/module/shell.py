@@ -40,9 +40,14 @@ def bare(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             break
         model = inner
-    if hasattr(type(model), "_shoestring_plain"):
+    if is_wrapped(model):
         raise UsageError("this model is wrapped already", hint="call `wrap` once for each model")
     return model
+
+
+def is_wrapped(model: nn.Module) -> bool:
+    """Say whether a model, or the one that `torch.compile` was given, is a wrapped one."""
+    return hasattr(type(getattr(model, "_orig_mod", model)), "_shoestring_plain")
 
 
 Begins = Callable[[tuple[Any, ...], dict[str, Any]], None]

@@ -61,6 +61,7 @@ class Joining:
         outbox: deque[Outgoing],
         *,
         initial: Callable[[int], memoryview],
+        names: tuple[str, ...],
         memory: Memory | None,
         now: float,
     ) -> None:
@@ -75,6 +76,7 @@ class Joining:
         self._shards = shards
         self._outbox = outbox
         self._initial = initial
+        self._names = names
         self._memory = memory
         self._begun = [0] * shards  # the last round that each shard has begun
         self._is_sharing = [False] * shards
@@ -110,7 +112,8 @@ class Joining:
             case say.Entered():
                 self._entered(shard, message, now)
             case say.Missing() if ("pull", message.part) in self._requests:
-                self._outbox.append((shard, say.Init(message.part), self._initial(message.part)))
+                init = say.Init(message.part, self._names)
+                self._outbox.append((shard, init, self._initial(message.part)))
                 self._pull(message.part, now)
             case say.Full() if self._requests.answered(("pull", message.part)):
                 if not self._requests:

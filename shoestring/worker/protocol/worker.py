@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shoestring.errors import JoinError, LinkError, ShoestringError, StaleWorkerError, WireError
+from shoestring.model.vectors import PARAMS
 from shoestring.wire import messages as say
 from shoestring.wire.messages import Delta, Full, Message, Push
 from shoestring.worker.protocol.joining import Identity, Joining, Memory, Outgoing, Stage
@@ -27,6 +28,15 @@ _NOTICE_S = 5.0  # of waiting before a word is said
 _SLOWEST_BYTES_S = 125_000 / 2  # 1 Mbit/s, there and back: a beat waits behind what was sent before it
 _ROUNDS = 3  # whose answers may be under way, and the one before them
 _REPORTS = 4  # rounds whose reports of checkpoints are waited for at once
+
+
+# What the script has set of a part, for a `Put`: the names of vectors and the payload.
+Give = Callable[[int], tuple[tuple[str, ...], memoryview]]
+
+
+def nothing(part: int) -> tuple[tuple[str, ...], memoryview]:
+    """The `Give` of a round before which the script has set nothing."""
+    return (), EMPTY
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,7 @@ class Worker:
         addresses: Sequence[str],
         *,
         initial: Callable[[int], memoryview],
+        names: tuple[str, ...] = (PARAMS,),
         memory: Memory | None = None,
         clip_norm: float = 0.0,
         timeout_s: float,
@@ -107,7 +118,15 @@ class Worker:
         self.notices: deque[str] = deque()
         self.answers = Answers(len(homes))
         self.joining = Joining(
-            who, table, homes, len(addresses), self.outbox, initial=initial, memory=memory, now=now
+            who,
+            table,
+            homes,
+            len(addresses),
+            self.outbox,
+            initial=initial,
+            names=names,
+            memory=memory,
+            now=now,
         )
         self._number = who.worker
         self._homes = tuple(homes)
@@ -125,7 +144,11 @@ class Worker:
         self._accepted = [{0: 0} for _ in homes]
         self._pushes: dict[tuple[int, int], Request] = {}  # by part and round, until they are answered
         self._unanswered: Counter[int] = Counter()  # pushes by round
-        self._commits: dict[int, say.Commit] = {}  # by round, until all its pushes are answered
+        self._commits: dict[int, tuple[say.Commit, Give]] = {}  # by round, until all its pushes are answered
+        self.states: dict[int, tuple[say.State, bytes]] = {}  # the optimizer's, by part, as asked for last
+        self._state_asks = Requests()
+        self._state_round = -1
+        self._echoed_at = [float("-inf")] * len(addresses)  # when the last beat was sent that came back
         self._norms = Norms(clip_norm, len(homes)) if clip_norm else None
         self._files = Requests()  # what is said and asked about checkpoints
         self._reported: dict[int, set[int]] = {}  # by round: the shards whose reports came
@@ -151,15 +174,32 @@ class Worker:
         self._unanswered[message.seq] += 1
         self.outbox.append((home, message, payload))
 
-    def commit(self, commit: say.Commit) -> None:
-        """Say that all pushes of a round are made, or that the round is to be skipped."""
-        self._commits[commit.seq] = commit
+    def commit(self, commit: say.Commit, give: Give = nothing) -> None:
+        """Say that all pushes of a round are made, or that the round is to be skipped.
+
+        `give` gives what the script has set of a part, until the round is answered.
+        """
+        self._commits[commit.seq] = commit, give
         self.outbox.extend((shard, commit, EMPTY) for shard in sorted(set(self._homes)))
 
     def slots(self, part: int) -> set[int]:
         """The slots of shared memory that pushes of a part still need."""
         pushes = [push.message for (index, _), push in self._pushes.items() if index == part]
         return {message.slot for message in pushes if isinstance(message, Push)}
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the optimizer's state of all parts has come in that was asked for."""
+        return not self._state_asks
+
+    def ask_state(self, seq: int, now: float) -> None:
+        """Ask for the optimizer's state of all parts as it is after round `seq`."""
+        self.states = {}
+        self._state_round = seq
+        for part, home in enumerate(self._homes):
+            request = Request(home, say.AskState(part, seq), EMPTY, now)
+            self._state_asks.add(("state", part), request)
+            self.outbox.append((home, request.message, EMPTY))
 
     def record(self, seq: int, record: bytes, now: float) -> None:
         """Tell the first shard of a file of a checkpoint that this worker has written."""
@@ -199,6 +239,14 @@ class Worker:
                 request = self._pushes.get((message.part, message.seq))
                 if request is not None:
                     self.outbox.append((shard, request.message, request.payload))
+            case say.Wanted():
+                self._give(shard, message)
+            case say.State():
+                is_asked = message.round == self._state_round  # else an earlier question's answer
+                if is_asked and self._state_asks.answered(("state", message.part)):
+                    self.states[message.part] = message, bytes(payload)
+            case say.Beat() if self.has_joined:
+                self._echoed_at[shard] = max(self._echoed_at[shard], message.at)
             case say.Snapped():
                 self._snapped(shard, message, payload)
             case say.Recorded():
@@ -235,12 +283,19 @@ class Worker:
         for (part, seq), push in self._pushes.items():
             if push.is_due(now):
                 if seq in self._commits:
-                    self.outbox.append((push.shard, self._commits[seq], EMPTY))
+                    self.outbox.append((push.shard, self._commits[seq][0], EMPTY))
                 self.outbox.append((push.shard, say.Ask(part, seq, self.answers.have[part]), EMPTY))
         self._repeat(self._files, now)
+        self._repeat(self._state_asks, now, self._may_be_lost)
 
-    def _repeat(self, requests: Requests, now: float) -> None:
-        for request in requests.due(now):
+    def _may_be_lost(self, request: Request) -> bool:
+        """Whether an answer is not merely still on its way: as in `Joining`."""
+        return self._echoed_at[request.shard] > request.asked_at
+
+    def _repeat(
+        self, requests: Requests, now: float, may_ask: Callable[[Request], bool] = lambda request: True
+    ) -> None:
+        for request in requests.due(now, may_ask):
             self.outbox.append((request.shard, request.message, request.payload))
 
     def _answer(self, message: Full | Delta, payload: memoryview) -> None:
@@ -281,6 +336,12 @@ class Worker:
         if scale is not None:
             takers = [shard] if is_repeat else range(len(self._addresses))
             self.outbox.extend((taker, scale, EMPTY) for taker in takers)
+
+    def _give(self, shard: int, message: say.Wanted) -> None:
+        """Send what the script has set of a part before a round that is not answered yet."""
+        if message.seq in self._commits and (message.part, message.seq) in self._pushes:
+            names, payload = self._commits[message.seq][1](message.part)
+            self.outbox.append((shard, say.Put(message.part, message.seq, names), payload))
 
     def _snapped(self, shard: int, message: say.Snapped, payload: memoryview) -> None:
         self._files.answered(("snapped", shard, message.round))

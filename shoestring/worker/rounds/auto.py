@@ -83,6 +83,11 @@ class Auto:
         level = coded if predicted_s[0] > max(_LONG_S, predicted_s[coded]) else 0
         self._set(level, f"{_short(predicted_s[0] * 1e3)} ms a round uncompressed; {self._links()}")
 
+    @property
+    def level(self) -> int:
+        """How hard it compresses: a place in `LEVELS`."""
+        return self._level
+
     def setting(self) -> Setting:
         """How the next round travels."""
         return LEVELS[self._level]

@@ -24,9 +24,9 @@ from shoestring.codec.base import Vector
 from shoestring.model.parts import Part
 from shoestring.wire.messages import WHOLE_ROUND
 from shoestring.worker.coder import PartCoder
-from shoestring.worker.device import Ready, common_device
-from shoestring.worker.replica import Replica
-from shoestring.worker.rounding import rounded
+from shoestring.worker.replica.device import Ready, common_device
+from shoestring.worker.replica.replica import Replica
+from shoestring.worker.replica.rounding import rounded
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.policy import LocalSteps
 from shoestring.worker.rounds.sharing import Sharing
@@ -112,6 +112,8 @@ class PartDifference:
 
 class DifferenceRounds:
     """Turns every `h` local steps into a round."""
+
+    state = None  # the optimizer's is on the worker
 
     def __init__(
         self,

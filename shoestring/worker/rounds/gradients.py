@@ -9,6 +9,7 @@ round: before, no shard updates anything, as some gradient may turn out not to b
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,18 @@ from torch import Tensor
 
 from shoestring.codec.base import Vector
 from shoestring.errors import UsageError
-from shoestring.model.parts import Part
+from shoestring.model.parts import Part, is_flagged
+from shoestring.model.vectors import PARAMS, Vectors, pack
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND
 from shoestring.worker.coder import PartCoder, Terms
-from shoestring.worker.device import Ready
-from shoestring.worker.replica import Replica
+from shoestring.worker.replica.device import Ready
+from shoestring.worker.replica.replica import Replica
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.policy import Async, Bounded, EveryStep
 from shoestring.worker.rounds.sent import SentGradients
 from shoestring.worker.rounds.sharing import Sharing
+from shoestring.worker.rounds.state import ShardState
 
 NO_BOUND = 1 << 30
 
@@ -62,6 +65,8 @@ class GradientRounds:
         pilot: Pilot,
         *,
         hyper: Callable[[], list[list[float]]],
+        state: ShardState,
+        is_first: bool,
         first_round: int,
         sharing: Sharing,
     ) -> None:
@@ -72,14 +77,23 @@ class GradientRounds:
         self.steps = sharing.step = first_round - 1
         self._sharing = sharing
         self._hyper = hyper
+        self.state = state
+        self._is_first = is_first
         self._is_synced = True
         self._answered = first_round - 1  # the last round whose answers were applied
         self._terms: Terms | None = None
         self._sent = SentGradients(replica)
         self._ready = self._fresh()
+        self._hooks: list[Any] = []
         for index, parameter in enumerate(replica.parameters):
-            register: Any = parameter.register_post_accumulate_grad_hook
-            register(self._hook(index))
+            hooked: Any = parameter
+            self._hooks.append(hooked.register_post_accumulate_grad_hook(self._hook(index)))
+
+    def close(self) -> None:
+        """Watch gradients no longer."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -111,12 +125,14 @@ class GradientRounds:
         self._sent.check()
         self._refuse_changed_rates()
         terms = self._open()
+        is_loaded = self.state.leave(terms.seq) and (terms.bound == WHOLE_ROUND or self._is_first)
         self.pilot.backward_done()
         for part in reversed(self.replica.parts):
             if part.index not in self._sent.parts:
                 self._push(part, terms)
         self.coder.exchange.wait_sent()
-        self.coder.exchange.commit(say.Commit(terms.seq, skip=not self.coder.is_finite(terms.seq)))
+        commit = say.Commit(terms.seq, skip=not self.coder.is_finite(terms.seq), loads=is_loaded)
+        self.coder.exchange.commit(commit, partial(self._give, commit))
         self._close()
         self.steps = self._sharing.step = terms.seq
         delay = 0 if terms.save else self._delay(terms.seq)
@@ -124,8 +140,23 @@ class GradientRounds:
             is_whole = self._bound(seq) == WHOLE_ROUND
             self.pilot.hear(self.coder.collect(seq, self.replica, is_whole=is_whole))
             self._answered = seq
+            self.state.arrived(seq)
         self.pilot.round_done(terms.seq)
         return True
+
+    def shown_round(self) -> int:
+        """The round whose state a script sees: the last one pushed, where rounds are those of all workers."""
+        return self.steps if self._bound(max(self.steps, 1)) == WHOLE_ROUND else 0
+
+    def _give(self, commit: say.Commit, index: int) -> tuple[tuple[str, ...], memoryview]:
+        """What the script has set of a part before a round, as its commit says."""
+        part = self.replica.parts[index]
+        vectors: Vectors = {}
+        if is_flagged(commit.changed, index):
+            vectors[PARAMS] = self.replica.read(part)
+        if commit.loads:
+            vectors |= self.state.give(commit.seq, part)
+        return tuple(vectors), pack(vectors)
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         parts = self.replica.parts_of_parameter[index]

@@ -26,8 +26,8 @@ from shoestring.errors import UsageError
 from shoestring.model.parts import Part, unpack_used
 from shoestring.wire.messages import WHOLE_ROUND
 from shoestring.worker.coder import PartCoder, Terms
-from shoestring.worker.device import Ready
-from shoestring.worker.replica import Replica
+from shoestring.worker.replica.device import Ready
+from shoestring.worker.replica.replica import Replica
 from shoestring.worker.rounds.fates import Fates
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.scale import LossScale, watch
@@ -201,12 +201,13 @@ class MeanRounds:
         self._terms: Terms | None = None
         self._touched = [False] * len(replica.parameters)  # has a gradient since the last round
         self._target = MeanTarget(replica, self._agreed)
+        self._hooks: list[Any] = []
         self._reset()
         for index, parameter in enumerate(replica.parameters):
             hooked: Any = parameter
             if self._fates is not None:
-                hooked.register_hook(self._before(index))
-            hooked.register_post_accumulate_grad_hook(self._after(index))
+                self._hooks.append(hooked.register_hook(self._before(index)))
+            self._hooks.append(hooked.register_post_accumulate_grad_hook(self._after(index)))
 
     @property
     def steps(self) -> int:
@@ -227,7 +228,10 @@ class MeanRounds:
         self._will_sync = self._is_synced
 
     def close(self) -> None:
-        """Watch optimizers no longer."""
+        """Watch gradients and optimizers no longer."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
         if self._fates is not None:
             self._fates.close()
 

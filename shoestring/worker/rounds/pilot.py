@@ -14,6 +14,7 @@ from shoestring.wire.messages import Decisions, Delay, Shares
 from shoestring.worker.coder import Setting, Terms
 from shoestring.worker.rounds.auto import Auto
 from shoestring.worker.rounds.sharing import Sharing
+from shoestring.worker.rounds.witness import Watch
 
 _NOTICE = 3  # rounds between a decision and its effect: with a delay of 1 the others hear of it two later
 
@@ -30,8 +31,10 @@ class Pilot:
         delay: int,
         schedule: Schedule | None = None,
         sharing: Sharing | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.codec = LOSSLESS  # of the last round
+        self.waited_s = 0.0  # for the exchange, in all rounds so far
         self._auto = codec if isinstance(codec, Auto) else None
         self._fixed = Setting() if isinstance(codec, Auto) else fixed_setting(codec)
         self._is_first = is_first
@@ -39,10 +42,16 @@ class Pilot:
         self._schedule = schedule or Schedule()
         self._delays = {0: delay}  # from a round on
         self._sharing = sharing
+        self._watch = watch
         self._delay: Delay | None = None  # the first worker's last decisions, told again with every round
         self._shares: Shares | None = None
         self._pace_s = 0.0  # how long this worker's own work took in the last step; 0: nobody asks
         self._began_at = self._exposed_from = time.monotonic()
+
+    @property
+    def level(self) -> int | None:
+        """How hard `auto` compresses, from 0; none with a named codec."""
+        return None if self._auto is None else self._auto.level
 
     def terms(self, seq: int, hyper: list[list[float]], weight: float, bound: int) -> Terms:
         """The terms of round `seq`."""
@@ -50,7 +59,7 @@ class Pilot:
         if seq > self._warmup:
             setting = self._auto.setting() if self._auto is not None else self._fixed
         self.codec = setting.push
-        return Terms(seq, setting, hyper, weight, bound, self._schedule.is_due(seq), self._decisions())
+        return Terms(seq, setting, hyper, weight, bound, self._schedule.is_due(seq), self._decisions(seq))
 
     def delay(self, seq: int) -> int:
         """How many rounds later the answers to round `seq` are applied."""
@@ -65,6 +74,8 @@ class Pilot:
             return
         if decisions.delay is not None:
             self._delays[decisions.delay.round] = decisions.delay.rounds
+        if self._watch is not None and decisions.witnesses:
+            self._watch.hear(decisions.witnesses)
         if self._sharing is not None:
             if decisions.shares is not None:
                 self._sharing.obey(decisions.shares)
@@ -79,6 +90,7 @@ class Pilot:
         now = time.monotonic()
         compute_s, exposed_s = self._exposed_from - self._began_at, now - self._exposed_from
         self._began_at = now
+        self.waited_s += exposed_s
         if self._sharing is not None and self._sharing.is_auto:
             self._pace_s = compute_s
             shares = self._sharing.decide() if self._is_first else None
@@ -90,11 +102,13 @@ class Pilot:
             if self._is_first:
                 self._decide_delay(seq, self._auto)
 
-    def _decisions(self) -> Decisions | None:
+    def _decisions(self, seq: int) -> Decisions | None:
         """What goes with a round's first part."""
-        if self._delay is None and self._shares is None and not self._pace_s:
+        witness = None if self._watch is None else self._watch.say(seq)
+        if self._delay is None and self._shares is None and not self._pace_s and witness is None:
             return None
-        return Decisions(self._delay, self._shares, (self._pace_s,) if self._pace_s else ())
+        paces = (self._pace_s,) if self._pace_s else ()
+        return Decisions(self._delay, self._shares, paces, () if witness is None else (witness,))
 
     def _decide_delay(self, seq: int, auto: Auto) -> None:
         latest = max(self._delays)

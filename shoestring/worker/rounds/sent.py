@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoestring.errors import UsageError
 from shoestring.model.parts import Part
-from shoestring.worker.replica import Replica
+from shoestring.worker.replica.replica import Replica
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes a value
 _MEAN = "`model = shoestring.wrap(model)`"

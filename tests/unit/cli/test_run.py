@@ -6,6 +6,7 @@ import pytest
 
 from shoestring.observe.events import Tail
 from tests.unit.launch.processes import run_command
+from tests.unit.observe.eventfile import read_scalars
 
 TRAIN = """
 import sys
@@ -98,6 +99,33 @@ def test_one_worker_and_one_that_failed_are_not_told_that_nobody_joined(tmp_path
     assert not (tmp_path / "run" / "events-launcher.jsonl").exists()
 
 
+def test_a_tracker_is_told_how_the_run_goes(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        TRAIN.replace(
+            "    optimizer.step()\n", "    optimizer.report(loss=0.5, samples=8)\n    optimizer.step()\n"
+        )
+    )
+    options = ("--workers", "2", "--tracker", "tensorboard", "--folder", tmp_path / "run")
+    code, _, err = run_command("run", *options, script)
+    assert code == 0, err
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()  # of the first worker alone
+    scalars = read_scalars(file)
+    last = {name: value for name, step, value in scalars if step == 3}
+    names = (
+        "loss",
+        "samples_per_s",
+        "up_bytes_per_step",
+        "down_bytes_per_step",
+        "smaller",
+        "waiting",
+        "level",
+    )
+    assert {f"shoestring/{name}" for name in names} <= last.keys()
+    assert (last["shoestring/loss"], last["shoestring/level"]) == (0.5, 0.0)
+    assert 0 <= last["shoestring/waiting"] <= 1
+
+
 def test_a_module_that_fails_is_named_with_its_last_words(tmp_path):
     (tmp_path / "broken.py").write_text("import sys; print('the end', file=sys.stderr); sys.exit(3)")
     options = ["--workers", "1", "--folder", tmp_path / "run"]
@@ -118,6 +146,8 @@ def test_a_module_that_fails_is_named_with_its_last_words(tmp_path):
         (("missing.py",), "there is no script `missing.py`"),
         (("--codec", "nothing", __file__), "there is no codec `nothing`"),
         (("--policy", "nothing", __file__), "no sync policy `nothing`"),
+        (("--tracker", "nothing", __file__), "there is no tracker `nothing`"),
+        (("--tracker", "tensorboard", "--on", "ray", __file__), "would stay behind on a Ray node"),
         (("--every", "10", __file__), "no folder for checkpoints"),
         (("--config", "nowhere.toml", __file__), "`nowhere.toml` cannot be read"),
         (("--workers", "0", __file__), "'--workers'"),

@@ -128,6 +128,19 @@ def test_lag_counts_workers_that_are_there():
     assert board.lag(1) == 2
 
 
+def test_workers_that_go_in_step_do_not_lag_because_they_tell_it_at_different_times():
+    board = Board()
+    for at in range(10):  # a hundred steps a second, and an event of each worker a second
+        for worker, offset in enumerate((0.0, 0.3, 0.8)):
+            number = round(100 * (at + offset)) - (7 if worker == 1 else 0)
+            board.add(step(worker, number, time=1000.0 + at + offset))
+    assert [board.lag(worker) for worker in range(3)] == [0, 7, 0]
+    for at in range(10, 15):  # the last one says nothing more
+        for worker in range(2):
+            board.add(step(worker, 100 * at, time=1000.0 + at))
+    assert [board.lag(worker) for worker in range(3)] == [0, 0, 1400 - 980]
+
+
 def test_samples_that_nobody_reports_are_no_rate():
     board = board_of(step(0, 1, samples=None), step(1, 1))
     assert [state.samples_per_s for state in board.workers] == [None, 915]

@@ -2,7 +2,7 @@
 
 from shoestring.wire import messages as say
 
-DECISIONS = say.Decisions(say.Delay(5, 1), say.Shares(6, (3, 1)), (0.5,))
+DECISIONS = say.Decisions(say.Delay(5, 1), say.Shares(6, (3, 1)), (0.5,), (say.Witness(1, 2, 3, 4),))
 
 SAMPLES = (
     say.Hello(
@@ -11,7 +11,7 @@ SAMPLES = (
     say.Welcome(protocol=1, incarnation=2, round=3, lease_s=20.0, shared="s"),
     say.Enter(7, True),
     say.Entered(8, 9, True),
-    say.Init(9),
+    say.Init(9, ("params", "steps")),
     say.Pull(10, 11),
     say.Push(
         part=1,
@@ -73,5 +73,9 @@ SAMPLES = (
     say.Left(),
     say.Recorded(1),
     say.AskSnapped(1),
-    say.Commit(1, True),
+    say.Commit(1, True, b"\x80", True),
+    say.Wanted(1, 2),
+    say.Put(1, 2, ("steps",)),
+    say.AskState(1, 2),
+    say.State(1, 2, ("steps",)),
 )

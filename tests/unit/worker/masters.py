@@ -61,18 +61,22 @@ def loss_of(model: nn.Module, step: int, worker: int) -> torch.Tensor:
     return nn.functional.cross_entropy(model(x), y)
 
 
-def live_tensors() -> dict[int, int]:
-    """The bytes of every tensor's memory, by its address."""
+def live_tensors() -> dict[int, torch.UntypedStorage]:
+    """The memory of every tensor, by its address; who holds this sees no address used again."""
     gc.collect()
-    found: dict[int, int] = {}
+    found: dict[int, torch.UntypedStorage] = {}
     for item in gc.get_objects():
-        if issubclass(type(item), torch.Tensor):
+        if type(item) in (torch.Tensor, nn.Parameter):
             gradient = item.grad if item.is_leaf else None
             for tensor in (item, gradient):
-                if tensor is not None:
-                    storage = tensor.untyped_storage()
-                    found[storage.data_ptr()] = storage.nbytes()
-    return found
+                if tensor is not None and tensor.layout == torch.strided:
+                    found[tensor.data_ptr()] = tensor.untyped_storage()
+    return {storage.data_ptr(): storage for storage in found.values()}
+
+
+def new_bytes(before: dict[int, torch.UntypedStorage]) -> int:
+    """What tensors take that have been made since."""
+    return sum(storage.nbytes() for address, storage in live_tensors().items() if address not in before)
 
 
 class Plain:

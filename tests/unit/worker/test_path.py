@@ -11,7 +11,8 @@ from torch import nn
 import shoestring
 from shoestring.model.parts import Part
 from shoestring.server.holding import Holding
-from shoestring.server.rounds import PartRounds, Work
+from shoestring.server.rounds import PartRounds
+from shoestring.server.work import Work
 from shoestring.wire.messages import Delta, Full, Push
 from shoestring.worker.protocol.worker import Answer
 from shoestring.worker.session import Session

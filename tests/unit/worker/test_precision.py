@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from tests.unit.worker.masters import (
     live_tensors,
     local_steps,
     loss_of,
+    new_bytes,
 )
 
 BFLOAT16 = MIXTURES["bfloat16"]
@@ -40,7 +42,7 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def train(here: Session, dtypes: Dtypes, codec: str, policy: str) -> list[str]:
+def train(here: Session, dtypes: Dtypes, codec: str, policy: str, steps: int = STEPS) -> list[str]:
     """The hash of the parameters after each step of a run."""
     model, optimizer = build(dtypes)
     if here.run.worker:  # only the first worker's parameters count
@@ -49,7 +51,7 @@ def train(here: Session, dtypes: Dtypes, codec: str, policy: str) -> list[str]:
                 parameter.mul_(-1)
     model, optimizer = join(here, model, optimizer, codec=codec, policy=policy)
     digests = []
-    for step in range(optimizer.steps + 1, STEPS + 1):
+    for step in range(optimizer.steps + 1, steps + 1):
         loss_of(model, step, here.run.worker).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -131,7 +133,7 @@ def test_a_worker_has_no_tensors_but_parameters_and_gradients(codec):
         optimizer.step()
     values = sum(parameter.numel() for parameter in model.parameters())
     parameters = gradients = 2 * values
-    used = sum(size for address, size in live_tensors().items() if address not in before)
+    used = new_bytes(before)
     feedback = sum(kept.nbytes for name, kept in optimizer.driver.coder.state().items() if "kept" in name)
     here.close()
     assert feedback == (4 * values if codec == "dct" else 0)  # not in tensors, where parameters are on a CPU
@@ -207,7 +209,7 @@ class Whole(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.trained, _ = build(BFLOAT16)
-        self.frozen = nn.Linear(24, 24).requires_grad_(False)
+        self.frozen = nn.Linear(24, 24, bias=False).requires_grad_(False)
         self.norm = nn.BatchNorm1d(24)
         self.register_buffer("codes", torch.arange(6).to(torch.float8_e4m3fn))
         self.frozen.bfloat16()
@@ -217,14 +219,14 @@ class Whole(nn.Module):
         return self.trained(self.norm(self.frozen(x.bfloat16())))
 
 
-def resume(here: Session, codec: str, policy: str) -> tuple[str, dict[str, torch.Tensor]]:
-    """The hash of the parameters at the end of a run, and all that the model holds then."""
+def resume(here: Session, codec: str, policy: str, steps: int) -> tuple[str, dict[str, torch.Tensor]]:
+    """The hash of the parameters after so many steps of a run, and all that the model holds then."""
     model = Whole()
     with torch.no_grad():  # what is not trained comes from the checkpoint
         model.frozen.weight.fill_(0.0 if here.run.resume is not None else 0.37)
     adamw = torch.optim.AdamW(model.parameters(), 0.01)
     model, optimizer = join(here, model, adamw, codec=codec, policy=policy)
-    for step in range(optimizer.steps + 1, STEPS + 1):
+    for step in range(optimizer.steps + 1, steps + 1):
         loss_of(model, step, here.run.worker).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -241,22 +243,26 @@ def same(found: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("codec", ["float32", "dct"])
 @pytest.mark.parametrize(("policy", "every"), [("every", 4), ("every:delay=1", 4), ("local:2", 2)])
 def test_a_resumed_run_ends_with_the_same_bits_which_are_exported(tmp_path: Path, policy, every, codec):
-    with Cluster(WORKERS, 1, checkpoint=tmp_path, every=every) as cluster:
-        want = cluster.train(lambda here: resume(here, codec, policy))
-    for round_, shards in ((every, 2), (2 * every, 1)):
-        folder, start = tmp_path / str(round_), step_folder(tmp_path, round_)
-        with Cluster(WORKERS, shards, checkpoint=folder, every=every, resume=start) as cluster:
-            found = cluster.train(lambda here: resume(here, codec, policy))
-        assert [digest for digest, _ in found] == [digest for digest, _ in want]
-        assert all(same(own, other) for (_, own), (_, other) in zip(found, want, strict=True))
+    def run(folder: Path, steps: int, shards: int, **settings: Any) -> list[Any]:
+        with Cluster(WORKERS, shards, checkpoint=folder, every=every, **settings) as cluster:
+            return cluster.train(lambda here: resume(here, codec, policy, steps))
+
+    want = run(tmp_path / "whole", STEPS, 1)
+    run(tmp_path / "cut", STEPS // 3, 1)
+    first = step_folder(tmp_path / "cut", every)
+    run(tmp_path / "cut again", 2 * STEPS // 3, 2, resume=first)
+    second = step_folder(tmp_path / "cut again", 2 * every)
+    found = run(tmp_path / "rest", STEPS, 1, resume=second)
+    assert [digest for digest, _ in found] == [digest for digest, _ in want]
+    assert all(same(own, other) for (_, own), (_, other) in zip(found, want, strict=True))
     output = tmp_path / "model.safetensors"
-    write_model(read_model(Snapshot(step_folder(tmp_path, 3 * every))), output)
+    write_model(read_model(Snapshot(step_folder(tmp_path / "rest", 3 * every))), output)
     assert same(load_file(output), want[0][1])
 
 
 def test_a_checkpoint_of_another_precision_is_refused(tmp_path: Path):
     with Cluster(1, 1, checkpoint=tmp_path, every=4) as cluster:
-        cluster.train(lambda here: train(here, BFLOAT16, "float32", "every"))
+        cluster.train(lambda here: train(here, BFLOAT16, "float32", "every", steps=4))
     for name in ("float16", "float32"):
         dtypes = (getattr(torch, name),)
         with (

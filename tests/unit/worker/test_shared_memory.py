@@ -27,6 +27,7 @@ def train(here: Session, policy: str) -> tuple[str, bool]:
     return optimizer.parameter_hash(), optimizer.driver.coder.exchange.free_slot(0) is not None
 
 
+@pytest.mark.alone  # other tests share memory, too
 @pytest.mark.parametrize("policy", ["every", "every:delay=1", "local:2", "local:3,outer=nesterov"])
 def test_the_bits_are_those_of_sockets_and_no_file_is_left(policy: str) -> None:
     before = set(Path(FOLDER).glob("shoestring-*"))

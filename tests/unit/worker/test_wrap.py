@@ -296,9 +296,9 @@ def test_bad_input_is_refused_before_anything_is_sent(alone: Session) -> None:
         join(alone, model, sgd, codec=None, policy="async", clip_norm=1.0)
     double = small().double()
     with pytest.raises(UsageError, match="torch.float64"):
-        join(alone, double, torch.optim.SGD(double.parameters(), 0.1), codec=None, policy=None)
+        join(alone, double, torch.optim.SGD(double.parameters(), 0.1), codec=None, policy="local:2")
     with pytest.raises(UsageError, match="does not hold parameter `0.weight`"):
-        join(alone, model, torch.optim.SGD(model[2].parameters(), 0.1), codec=None, policy=None)
+        join(alone, model, torch.optim.SGD(model[2].parameters(), 0.1), codec=None, policy="local:2")
 
 
 @pytest.mark.parametrize("other", ["async", "bounded:4", "every:delay=1", "local:4"])

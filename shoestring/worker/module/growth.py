@@ -30,11 +30,13 @@ class Growing:
         model: nn.Module,
         first: Rounds,
         more: Callable[[set[nn.Parameter]], Rounds],
+        trained: Callable[[], set[nn.Parameter]] | None = None,
     ) -> None:
         self._model = model
         self._rounds = [first]
         self._more = more  # joins the run with further parameters
-        self._known = trainable(model)
+        self._trained = trained or (lambda: trainable(model))
+        self._known = self._trained()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -46,7 +48,7 @@ class Growing:
 
     def forward_begins(self) -> None:
         """Take in the parameters that are trained from now on."""
-        new = trainable(self._model) - self._known
+        new = self._trained() - self._known
         if new:
             self._known |= new
             self._rounds.append(self._join(new))
@@ -57,12 +59,17 @@ class Growing:
         try:
             return self._more(new)
         except JoinError as error:
-            named = [f"`{name}`" for name, value in self._model.named_parameters() if value in new]
             raise JoinError(
-                f"{', '.join(named[:3])}{', ...' if len(named) > 3 else ''} "
-                f"({len(named)} in all) are trained from now on, but not on every worker: {error.message}",
+                f"{names_of(self._model, new)} are trained from now on, "
+                f"but not on every worker: {error.message}",
                 hint="unfreeze the same parameters at the same step on all workers",
             ) from error
+
+
+def names_of(model: nn.Module, parameters: set[nn.Parameter]) -> str:
+    """A few of the names of some parameters, and how many they are."""
+    named = [f"`{name}`" for name, value in model.named_parameters() if value in parameters]
+    return f"{', '.join(named[:3])}{', ...' if len(named) > 3 else ''} ({len(named)} in all)"
 
 
 def trainable(model: nn.Module) -> set[nn.Parameter]:

@@ -20,13 +20,13 @@ from shoestring.codec.base import Layout
 from shoestring.codec.dct import Dct
 from shoestring.codec.feedback import Feedback
 from shoestring.codec.registry import make
-from shoestring.worker import device
-from shoestring.worker.device import GpuCodecs, common_device
+from shoestring.worker.replica import device
+from shoestring.worker.replica.device import GpuCodecs, common_device
 from shoestring.worker.rounds.policy import EveryStep, LocalSteps
 from shoestring.worker.session import Session
 from shoestring.worker.wrap import join
 from tests.unit.worker.cluster import Cluster
-from tests.unit.worker.masters import live_tensors
+from tests.unit.worker.masters import live_tensors, new_bytes
 
 CPU = torch.device("cpu")
 STEPS = 6
@@ -72,6 +72,7 @@ def be_worker(
     on_host: bool = False,
     bad: int = 0,
     dtype: torch.dtype = torch.float32,
+    steps: int = STEPS,
 ):
     """Train; return the hash after each step, and the coder."""
     model = build(dtype)
@@ -80,7 +81,7 @@ def be_worker(
     driver, hashes = optimizer.driver, []
     if on_host:
         driver.coder._gpu.find = lambda codec, device: None
-    for step in range(optimizer.steps + 1, STEPS + 1):
+    for step in range(optimizer.steps + 1, steps + 1):
         source = torch.Generator().manual_seed(100 * step + here.run.worker)
         x, y = torch.randn(4, 1, 6, 6, generator=source), torch.randint(0, 6, (4,), generator=source)
         loss = nn.functional.cross_entropy(model(x.to(dtype)).float(), y)
@@ -188,8 +189,10 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_keeps_what_was_kept(cpu_co
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("moves", [False, True], ids=["on the device", "from device to host"])
 def test_a_resumed_run_ends_with_the_same_bits(cpu_counts_as_a_gpu, tmp_path: Path, moves, dtype):
-    with Cluster(2, 1, checkpoint=tmp_path, every=3) as cluster:
+    with Cluster(2, 1) as cluster:
         want = cluster.train(lambda here: be_worker(here, "dct", EveryStep(), dtype=dtype))
+    with Cluster(2, 1, checkpoint=tmp_path, every=3) as cluster:
+        cluster.train(lambda here: be_worker(here, "dct", EveryStep(), dtype=dtype, steps=3))
     with Cluster(2, 1, resume=step_folder(tmp_path, 3)) as cluster:
         got = cluster.train(lambda here: be_worker(here, "dct", EveryStep(), on_host=moves, dtype=dtype))
     assert [hashes for hashes, _ in got] == [hashes[3:] for hashes, _ in want]
@@ -207,7 +210,7 @@ def test_a_worker_has_no_tensors_but_parameters_gradients_and_feedback(cpu_count
             model(torch.ones(1, 300, dtype=torch.bfloat16)).square().mean().backward()
             optimizer.step()
         values = sum(parameter.numel() for parameter in model.parameters())
-        used = sum(size for address, size in live_tensors().items() if address not in before)
+        used = new_bytes(before)
         needed = (2 + 2 + 4) * values
         assert not adamw.state
         assert needed <= used <= 1.1 * needed

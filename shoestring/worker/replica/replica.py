@@ -22,8 +22,8 @@ from shoestring.errors import UsageError
 from shoestring.model import table
 from shoestring.model.parts import Part, cut
 from shoestring.model.precision import DTYPES
-from shoestring.worker import device
-from shoestring.worker.device import common_device
+from shoestring.worker.replica import device
+from shoestring.worker.replica.device import common_device
 
 _COMPLEX = "train the real and the imaginary part as a parameter each, and join them by `torch.complex`"
 _CURES = {"complex64": _COMPLEX, "complex128": _COMPLEX, "complex32": _COMPLEX}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoestring.worker.fingerprint import TENSOR_BYTES, fingerprint
+from shoestring.worker.module.fingerprint import TENSOR_BYTES, fingerprint
 
 
 def of(*args: Any, **kwargs: Any) -> int:

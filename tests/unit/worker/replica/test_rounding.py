@@ -6,7 +6,7 @@ import torch
 
 from shoestring.model.parts import cut
 from shoestring.model.precision import NARROW, Precision, to_bits
-from shoestring.worker.rounding import rounded
+from shoestring.worker.replica.rounding import rounded
 from tests.unit.model.test_precision import neighbours
 
 (PART,) = cut([(40, 30), (17,), (), (200,)])
