@@ -164,6 +164,8 @@ class SharedOptimizer(torch.optim.Optimizer):
         before = self.inner.param_groups, self.inner.state
         try:
             super().load_state_dict(state_dict)
+            for state in self._states():
+                state.restore(state_dict)
             for driver in self._drivers:
                 driver.check_groups()
             self._note_state()

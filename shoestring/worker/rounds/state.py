@@ -4,6 +4,9 @@ The truth lies with the shards. The state of the optimizer that was wrapped is e
 filled when somebody looks (`state_dict`, `state[parameter]`), and emptied at the next step; what a script
 has loaded or changed there meanwhile goes to the shards with that step, before they update anything. All
 workers set the same, so the first one sends it.
+
+Shards keep it in float32. Of parameters in two bytes it is shown so, too, where torch would keep two bytes:
+then saving and loading loses nothing. Plain torch rounds what it loads to what its parameters are.
 """
 
 from collections.abc import Callable
@@ -75,6 +78,17 @@ class ShardState:
         self._is_set = self._seq() > 0 or bool(self._entries())
         self._shown = None
 
+    def restore(self, saved: dict[str, Any]) -> None:
+        """After torch has loaded a `state_dict`: take what it has rounded as it was saved."""
+        indices = [index for group in saved["param_groups"] for index in group["params"]]
+        parameters = [parameter for group in self._inner.param_groups for parameter in group["params"]]
+        for index, parameter in zip(indices, parameters, strict=True):
+            state, before = self._inner.state.get(parameter, {}), saved["state"].get(index, {})
+            for name in self._vectors.values():
+                value = before.get(name)
+                if name in state and isinstance(value, Tensor) and value.dtype != state[name].dtype:
+                    state[name] = value.to(parameter.device, _dtype_of(parameter))
+
     def leave(self, seq: int) -> bool:
         """Empty the optimizer's state at a step; say whether it goes to the shards with round `seq`."""
         if self._shown is not None and self._has_changed():
@@ -105,7 +119,7 @@ class ShardState:
             vectors[STEPS][place] = int(state.get("step", 1))
             for name, own in self._vectors.items():
                 flat = state[own].detach().reshape(-1)[piece.start : piece.stop]
-                vectors[name][offsets[place] : offsets[place + 1]] = flat.cpu().numpy()
+                vectors[name][offsets[place] : offsets[place + 1]] = flat.cpu().float().numpy()
         return vectors
 
     def _check_all(self) -> None:
@@ -191,7 +205,9 @@ class ShardState:
 def _put(state: dict[str, Any], name: str, parameter: Tensor, start: int, values: Tensor) -> None:
     """Put a piece's values into a tensor like the parameter, which is made with the first piece."""
     if name not in state:
-        state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format).detach()
+        state[name] = torch.zeros_like(
+            parameter, dtype=_dtype_of(parameter), memory_format=torch.preserve_format
+        ).detach()
     own = state[name]
     if own.is_contiguous():
         own.view(-1)[start : start + values.numel()].copy_(values)
@@ -199,6 +215,11 @@ def _put(state: dict[str, Any], name: str, parameter: Tensor, start: int, values
         flat = own.reshape(-1)
         flat[start : start + values.numel()] = values.to(flat)
         own.copy_(flat.view(own.shape))
+
+
+def _dtype_of(parameter: Tensor) -> torch.dtype:
+    """What the state of a parameter is shown in."""
+    return torch.float32 if parameter.element_size() < 4 else parameter.dtype
 
 
 def _step(steps: int, parameter: Tensor, group: dict[str, Any]) -> Tensor:
