@@ -6,7 +6,7 @@ Contributions are summed in the order of the workers, not of arrival, so the bit
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -43,6 +43,7 @@ class Work:
     clip: bool
     workers: int = 1  # that the run has
     skip: bool | None = None  # whether the round is; not known while a commit is missing
+    missing: set[int] = field(default_factory=set)  # workers of which no commit is known
     wants: tuple[str, ...] = ()  # vectors that the script has set since the last round
     put: Vectors | None = None  # what they are to be
     is_asked: bool = False  # whether a worker was asked for them
