@@ -176,9 +176,11 @@ class PartCoder:
             target.expect(part, message.used)
             if isinstance(message, say.Full):
                 narrow, payload = self._narrow.get(part.index), answer.payload
-                is_wide = payload.nbytes == 8 * part.size  # of a mean of float64 values
-                plain: Vector = np.frombuffer(payload, "float64" if is_wide else "float32")
-                values = plain if narrow is None else narrow.unpack(payload)
+                if narrow is None:
+                    is_wide = payload.nbytes == 8 * part.size  # of a mean of float64 values
+                    values: Vector = np.frombuffer(payload, "float64" if is_wide else "float32")
+                else:
+                    values = narrow.unpack(payload)
                 target.write(part, values)
             elif message.codec:
                 self._add(target, part, codec_of(message.codec), answer.payload)
