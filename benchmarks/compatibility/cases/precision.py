@@ -102,7 +102,7 @@ def mixed(world: World) -> Found:
 
 
 # A float32 value that rounds to the other bf16 changes what follows by 2^-8 of that value.
-@case("bf16 parameters, float32 masters on the shards", modes=("wrap-optimizer",), widest=0.05)
+@case("bf16 parameters, float32 masters on the shards", modes=("wrap-optimizer",), widest=0.06)
 def masters(world: World) -> Found:
     """Beside DDP with the masters by hand: float32 sums of bf16 gradients, AdamW on float32."""
     model: nn.Module = net()

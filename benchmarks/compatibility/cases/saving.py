@@ -225,9 +225,8 @@ def saved_often(world: World) -> Found:
         optimizer.zero_grad()
         if step % 5 == 4 and world.rank == 0:
             state = optimizer.state_dict()
-            found[f"state.{step}"] = [value["exp_avg"] for value in state["state"].values()]
-    own = {name.replace("state.", "own."): value for name, value in found.items()}
-    return {"model": model, "optimizer": optimizer, **own}
+            found[f"after {step}"] = [value["exp_avg"].clone() for value in state["state"].values()]
+    return {"model": model, "optimizer": optimizer, **found}
 
 
 @case("names of the saved state are the plain model's")
