@@ -16,7 +16,8 @@ $(READY): VERSIONS := constraints.txt
 $(READY): WANTED := '.[torch,triton,fleet,ray,bench,dev]'
 $(INTEGRATED): ENVIRONMENT := $(INTEGRATIONS)
 $(INTEGRATED): VERSIONS := constraints-integrations.txt
-$(INTEGRATED): HASTE := --no-compile # of thousands of modules that no test imports
+# Few of their thousands of modules are imported: those are compiled, and kept, by the tests.
+$(INTEGRATED): HASTE := --no-compile
 $(INTEGRATED): WANTED := '.[torch,accelerate,lightning,peft,transformers]' hypothesis pytest pytest-timeout scikit-learn
 
 PIP = $(ENVIRONMENT)/bin/python -m pip --disable-pip-version-check
@@ -28,6 +29,8 @@ WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/shoestring/wheels
 KEPT := --no-index --find-links $(WHEELS)
 fetch = $(PIP) $(INSTALL) hatchling && $(PIP) download --quiet --constraint $(VERSIONS) \
 	--no-build-isolation --dest $(WHEELS) hatchling $(WANTED)
+
+TEST_INTEGRATIONS = PYTHONDONTWRITEBYTECODE= $(INTEGRATIONS)/bin/pytest --timeout 600 tests/integrations
 
 # As many test processes as cores; one that has nothing left takes tests from another.
 PYTEST = $(BIN)/pytest --numprocesses $(shell nproc) --dist worksteal
@@ -50,7 +53,7 @@ quick: lint ## Run every check, and the tests of tests/quick.txt: some of every 
 test: lint $(INTEGRATED) ## Run every check and every test
 	$(PYTEST) -m "not alone"
 	$(BIN)/pytest -m alone
-	$(INTEGRATIONS)/bin/pytest tests/integrations
+	$(TEST_INTEGRATIONS)
 
 docs: $(READY) ## Run the code blocks of every document
 	$(PYTEST) tests/docs
@@ -69,7 +72,7 @@ dist: $(READY) ## Build the wheel and the source archive into dist/
 	$(BIN)/python -m build --no-isolation --outdir dist
 
 integrations: $(INTEGRATED) ## Run tests/integrations, in .venv-integrations: Accelerate, Lightning, PEFT, Transformers
-	$(INTEGRATIONS)/bin/pytest tests/integrations
+	$(TEST_INTEGRATIONS)
 
 peers: $(PEERS)/.ready ## Build .venv-peers: torchft and hivemind, for `python -m benchmarks.train`
 

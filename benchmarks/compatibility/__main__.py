@@ -28,7 +28,7 @@ def compatibility(
     quick: Annotated[
         bool, typer.Option("--quick", help="Some cases of every kind, as the tests run.")
     ] = False,
-    together: Annotated[int, typer.Option(min=1, help="How many cases share a pair of processes.")] = 60,
+    together: Annotated[int, typer.Option(min=1, help="How many cases share a pair of processes.")] = 40,
     folder: Annotated[
         Path | None, typer.Option("--keep", help="Empty folder for what the workers tell, to look at.")
     ] = None,

@@ -1,7 +1,8 @@
 """One of the two processes that run cases: `WORLD FOLDER CASE...`.
 
 A case leaves `FOLDER/N/worker-R.json` and a safetensors file, N being its place on the command
-line. After an error this process ends, so that the next case has processes of its own.
+line. After a refusal by both workers the next case follows, as after a case that came through; after
+any other error this process ends, so that the next case has processes of its own.
 """
 
 import faulthandler
@@ -94,16 +95,24 @@ def _await_other(case: Case, folder: Path, rank: int) -> None:
     both = [folder / f"worker-{each}" for each in range(WORKERS)]
     if not await_files([path.with_suffix(".json") for path in both], case.limit_s + _SLACK_S):
         _leave()
-    if any((outcome := Outcome.read(path)) is None or outcome.facts.error for path in both):
+    if len({_is_refused(path) for path in both}) > 1:
         _leave()
 
 
 def _leave_failed(folder: Path, rank: int) -> None:
     """End this process if its case failed, but not before the other could say the same."""
-    outcome = Outcome.read(folder / f"worker-{rank}")
-    if outcome is None or outcome.facts.error is not None:
+    if _is_refused(folder / f"worker-{rank}") is None:
         await_files([folder / f"worker-{each}.json" for each in range(WORKERS)], _OTHER_S)
         _leave()
+
+
+def _is_refused(path: Path) -> bool | None:
+    """Whether a worker's case was refused; none after any other error."""
+    outcome = Outcome.read(path)
+    error = None if outcome is None else outcome.facts.error
+    if outcome is None or (error is not None and not error.is_refusal):
+        return None
+    return error is not None
 
 
 def inner(value: object) -> object:

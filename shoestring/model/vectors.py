@@ -6,11 +6,14 @@ for each piece. A payload holds them end to end, in the order of the names.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from shoestring.codec.base import Vector
 from shoestring.errors import WireError
 from shoestring.model.parts import Part
 from shoestring.model.rules import Rule
@@ -24,6 +27,16 @@ Vectors = dict[str, NDArray[Any]]
 def state_names(rule: Rule) -> tuple[str, ...]:
     """The names of all that a rule keeps from step to step."""
     return (STEPS, *rule.state_names)
+
+
+def checksums_of(values: Vector, part: Part) -> bytes:
+    """The CRC-32C of each piece of a part, four bytes each."""
+    octets = np.ascontiguousarray(values).view(np.uint8)
+    sums = [
+        google_crc32c.extend(0, octets[4 * start : 4 * stop]) if stop > start else 0
+        for start, stop in pairwise(part.layout.offsets)
+    ]
+    return np.array(sums, "<u4").tobytes()
 
 
 def pack(vectors: Mapping[str, NDArray[Any]]) -> memoryview:

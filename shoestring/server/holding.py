@@ -24,7 +24,7 @@ from shoestring.model.rules import Rule
 from shoestring.model.statistics import History, unpack
 from shoestring.model.vectors import PARAMS, STEPS, pack
 from shoestring.server import rules
-from shoestring.wire.messages import DISCARDED, Decisions, Push
+from shoestring.wire.messages import DISCARDED, WIDE, Decisions, Push
 
 HYPER_LIMIT = 1e18  # what rules make of such numbers is still a float32
 
@@ -94,10 +94,14 @@ class Holding:
             raise self._misfit("the map of used pieces has the wrong length")
         if len(push.hyper) <= max(self.groups) or not all(self._fits(group) for group in push.hyper):
             raise self._misfit("the hyperparameters do not fit the rule")
+        if len(push.checksums) not in (0, 4 * len(self.part.pieces)):
+            raise self._misfit("there is not one checksum a piece")
         if push.statistics:
             unpack(push.statistics, self.history.layers)
         most = self.params.nbytes
-        if push.codec not in (LOSSLESS, ""):
+        if push.codec == WIDE and self.is_mean:
+            most *= 2
+        elif push.codec not in (LOSSLESS, ""):
             most = codec_of(push.codec).max_bytes(self.part.layout)
         if push.reply != LOSSLESS:
             codec_of(push.reply)
@@ -105,7 +109,8 @@ class Holding:
             most = 0
         if push.fates and not self._are_fates(push.fates):
             raise self._misfit("it does not say what became of each piece")
-        if payload.nbytes > most or (push.codec == LOSSLESS and payload.nbytes != most):
+        is_plain = push.codec in (LOSSLESS, WIDE)
+        if payload.nbytes > most or (is_plain and payload.nbytes != most):
             raise StreamError(
                 f"{payload.nbytes} bytes of `{push.codec}` for part {push.part}, the most is {most}",
                 hint="check both sides' versions",

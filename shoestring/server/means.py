@@ -5,6 +5,8 @@ the last answer said, so that `full` repeats it. What a lossy answer leaves out 
 the mean of the next round, but for rounds whose gradient the workers threw away: then it goes on from
 what was kept before (`Feedback.settle`).
 
+Gradients of float64 parameters come and go in float64, where the codec loses nothing.
+
 A mean that is not finite is sent as it is, in float32: every worker sees the same infinity and skips
 its step, or does not, as it would with any other way to take the mean.
 """
@@ -48,7 +50,11 @@ class MeanHolding(Holding):
             self._feedback = Feedback(codec_of(codec), self.part.layout)
         if self._feedback is not None:
             self._feedback.settle(fates)
-        gradient *= np.float32(scale)
+        gradient *= gradient.dtype.type(scale)
+        if gradient.dtype == np.float64:
+            if codec == LOSSLESS:
+                return Reply(self.version, seq, LOSSLESS, True, gradient.view(np.uint8), used=pack_used(used))
+            gradient = gradient.astype(np.float32)
         reply = None if self._feedback is None else self._code(gradient, self._feedback, codec, used, seq)
         if reply is None:
             self.params[:] = gradient

@@ -168,6 +168,16 @@ class PartRounds:
             except ShoestringError as error:
                 work.error = error
 
+    def missing(self, work: Work) -> set[int]:
+        """The workers whose commits some work waits for."""
+        pushes = (item.push for item in work.contributions)
+        return {push.worker for push in pushes if push.early and self.commit_of(push) is None}
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether pushes are here that wait for no other worker's."""
+        return bool(self._queue)
+
     def commit_of(self, push: Push) -> Commit | None:
         """What the worker of a push has said of its step."""
         return self.commits.of(push.worker, push.incarnation, push.seq)

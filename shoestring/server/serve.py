@@ -148,8 +148,9 @@ class Service:
     def _tick(self) -> None:
         for model, shard in list(self._shards.items()):
             shard.tick(time.monotonic())
-            for worker in shard.departed:
-                self._report("leave", worker=worker, model=model)
+            if not model:  # of a run's first model; the others' connections come and go in between
+                for worker in shard.departed:
+                    self._report("leave", worker=worker)
             shard.departed.clear()
             is_over = shard.members.have_all_come and not any(one.present for one in shard.members)
             if model and is_over and not shard.outbox:  # the last goodbye is answered

@@ -377,8 +377,10 @@ class Shard:
         rounds, index = work.rounds, work.rounds.holding.part.index
         if work.reply is None:
             self._waiting.add(index, work)
-            self._drop_orphans()
-            self._go_on(work.seq)
+            if self._waiting.drop_orphan(index, work):
+                self._stirred.add(index)
+            else:
+                self._go_on(work.seq)
             return
         reply = rounds.finish(work)
         self._stirred.add(index)
@@ -503,16 +505,16 @@ class Shard:
         if not member.entered:
             raise WireError("a commit from a worker that has not entered", hint="start the worker again")
         self._commits.add(member.worker, member.incarnation, commit)
-        self._stirred.update(self.parts)  # pushes that wait for nobody else
-        self._go_on(commit.seq)
+        self._stirred.update(index for index, rounds in self.parts.items() if rounds.has_queue)
+        self._go_on(commit.seq, member.worker)
 
     def _put(self, member: Member, put: say.Put, payload: memoryview) -> None:
         self._waiting.put(member, put, payload)
         self._go_on(put.seq)
 
-    def _go_on(self, seq: int) -> None:
-        """Go on with the sums of a round of which all is known now."""
-        self._decided += self._waiting.decide(seq)
+    def _go_on(self, seq: int, worker: int = -1) -> None:
+        """Go on with the sums of a round of which all is known now; `worker` has just committed to it."""
+        self._decided += self._waiting.decide(seq, worker)
 
     def _contributors(self, work: Work) -> Sequence[Member]:
         lives = {item.worker: item.push.incarnation for item in work.contributions}

@@ -38,6 +38,7 @@ class Waiting:
     def add(self, index: int, work: Work) -> None:
         """Keep a sum until it can go on. Where it is clipped, tell its norm."""
         self._works.setdefault(work.seq, {})[index] = work
+        work.missing = work.rounds.missing(work)
         if work.has_norm:  # the norm over all parts and shards comes first
             for member in self._present(work):
                 self._send(member.identity, say.Norm(index, work.seq, work.squares))
@@ -69,13 +70,18 @@ class Waiting:
         if put.names == work.wants:
             work.put = vectors
 
-    def decide(self, seq: int) -> list[Work]:
-        """Take out the sums of a round that can go on, the lowest part first."""
+    def decide(self, seq: int, worker: int = -1) -> list[Work]:
+        """Take out the sums of a round that can go on, the lowest part first.
+
+        `worker` has just committed to it. A model may have a thousand parts and a run a hundred workers: so
+        it is not asked of every sum with every commit who has committed.
+        """
         works = self._works.get(seq, {})
         decided = []
         for index in sorted(works):
             work = works[index]
-            if work.skip is None:
+            work.missing.discard(worker)
+            if work.skip is None and not work.missing:
                 work.rounds.look(work)
             if work.is_decided:
                 decided.append(works.pop(index))
@@ -86,26 +92,26 @@ class Waiting:
         return decided
 
     def drop_orphans(self) -> list[int]:
-        """Give up what waits for what nobody can say any more; return the parts.
+        """Give up what waits for what nobody can say any more; return the parts."""
+        waiting = [(index, work) for works in self._works.values() for index, work in works.items()]
+        return [index for index, work in waiting if self.drop_orphan(index, work)]
+
+    def drop_orphan(self, index: int, work: Work) -> bool:
+        """Give a sum up if it waits for what nobody can say any more; say whether.
 
         A scale can be named by all who have pushed to the round, a commit by one alone: what that one
         has pushed is dropped.
         """
-        dropped = []
-        for works in list(self._works.values()):
-            for index, work in list(works.items()):
-                there = {member.worker for member in self._present(work)}
-                pushes = [item.push for item in work.contributions]
-                lost = [p.worker for p in pushes if p.early and not work.rounds.commit_of(p)]
-                lost = [worker for worker in lost if worker not in there]
-                if lost or not there:
-                    work.rounds.drop(work, lost or None)
-                    dropped.append(index)
-                    del works[index]
-                else:
-                    self._ask_for_put(index, work)
-        self._works = {seq: works for seq, works in self._works.items() if works}
-        return dropped
+        there = {member.worker for member in self._present(work)}
+        lost = [worker for worker in work.rounds.missing(work) if worker not in there]
+        if there and not lost:
+            self._ask_for_put(index, work)
+            return False
+        work.rounds.drop(work, lost or None)
+        del self._works[work.seq][index]
+        if not self._works[work.seq]:
+            del self._works[work.seq]
+        return True
 
     def _giver(self, work: Work) -> Member | None:
         """The worker whose values count where the script has set them."""
@@ -113,8 +119,10 @@ class Waiting:
 
     def _ask_for_put(self, index: int, work: Work, worker: int | None = None) -> None:
         """Ask for what is put, or remind one worker of it, if that is the one that gives it."""
+        if not work.wants or work.put is not None:
+            return
         giver = self._giver(work)
-        if work.wants and work.put is None and giver is not None and worker in (None, giver.worker):
+        if giver is not None and worker in (None, giver.worker):
             work.is_asked = True
             self._send(giver.identity, say.Wanted(index, work.seq))
 

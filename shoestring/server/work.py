@@ -6,21 +6,21 @@ Contributions are summed in the order of the workers, not of arrival, so the bit
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoestring.codec.base import Vector
 from shoestring.codec.registry import LOSSLESS, codec_of
-from shoestring.errors import ShoestringError
+from shoestring.errors import ShoestringError, UsageError
 from shoestring.model.parts import unpack_used
 from shoestring.model.statistics import unpack
-from shoestring.model.vectors import Vectors
+from shoestring.model.vectors import PARAMS, Vectors, checksums_of
 from shoestring.server import rules
 from shoestring.server.holding import Reply
-from shoestring.wire.messages import WHOLE_ROUND, Decisions, Push
+from shoestring.wire.messages import WHOLE_ROUND, WIDE, Decisions, Push
 
 if TYPE_CHECKING:
     from shoestring.server.rounds import PartRounds
@@ -43,6 +43,7 @@ class Work:
     clip: bool
     workers: int = 1  # that the run has
     skip: bool | None = None  # whether the round is; not known while a commit is missing
+    missing: set[int] = field(default_factory=set)  # workers of which no commit is known
     wants: tuple[str, ...] = ()  # vectors that the script has set since the last round
     put: Vectors | None = None  # what they are to be
     is_asked: bool = False  # whether a worker was asked for them
@@ -96,6 +97,7 @@ class Work:
                 self.squares = rules.sum_squares(total, self._mean())
         if not self.is_decided:
             return
+        self._refuse_other_values()
         if self.put is not None:
             holding.put(self.put)
         if self.skip or self.total is None:
@@ -107,7 +109,7 @@ class Work:
         self.reply = self._mark(
             holding.advance(
                 self.total,
-                scale=float(np.float32(self._mean()) * np.float32(1.0 if self.scale is None else self.scale)),
+                scale=self._factor(),
                 hyper=self.contributions[0].push.hyper,
                 used=self._used(),
                 codec=wish.reply if self.put is None else LOSSLESS,
@@ -118,14 +120,43 @@ class Work:
         )
         self.let_go()
 
+    def _refuse_other_values(self) -> None:
+        """Raise if a worker's parameters are not what the shard or another worker has.
+
+        Where the script has changed them in a way that torch notices, they are put here instead.
+        """
+        if PARAMS in self.wants:
+            return
+        holding = self.rounds.holding
+        known: dict[int, bytes] = {}  # by version
+        for item in self.contributions:
+            have, sums = item.push.have, item.push.checksums
+            if not sums or not self.is_whole:
+                continue
+            if have not in known:
+                is_here = have == holding.version
+                known[have] = checksums_of(holding.values, holding.part) if is_here else sums
+            if sums != known[have]:
+                pairs = zip(range(len(holding.part.pieces)), _quads(sums), _quads(known[have]), strict=True)
+                piece = next(piece for piece, own, other in pairs if own != other)
+                raise UsageError(
+                    f"parameter `{holding.names[piece]}` of worker {item.worker} is not what shards have: "
+                    "it was changed in a way that torch does not notice, as through `.data`",
+                    hint="change it under `torch.no_grad()` without `.data`, on all workers alike; or leave "
+                    "parameters to the script: `model = shoestring.wrap(model)`",
+                )
+
     def let_go(self) -> None:
         """Give back the memory of the sum."""
         if self.total is not None:
-            self.rounds.take_back(self.total)
+            if self.total.dtype == np.float32:
+                self.rounds.take_back(self.total)
             self.total = None
 
     def _sum(self) -> Vector:
         part = self.rounds.holding.part
+        if any(item.push.codec == WIDE for item in self.contributions):
+            return cast(Vector, self._sum_wide())
         total = self.rounds.lend(part.size)
         for place, item in enumerate(self.contributions):
             weight = item.push.weight
@@ -148,6 +179,31 @@ class Work:
             if not place and weight != 1.0:
                 total *= np.float32(weight)
         return total
+
+    def _sum_wide(self) -> NDArray[np.float64]:
+        """The sum in float64, where any contribution is."""
+        part = self.rounds.holding.part
+        total = np.zeros(part.size, np.float64)
+        for item in self.contributions:
+            codec = item.push.codec
+            if codec in (WIDE, LOSSLESS):
+                total += item.push.weight * np.frombuffer(item.payload, codec)
+            elif codec:
+                values = np.empty(part.size, np.float32)
+                try:
+                    codec_of(codec).decode(item.payload, part.layout, values)
+                except ShoestringError:
+                    self.culprit = item.worker
+                    raise
+                total += item.push.weight * values
+        return total
+
+    def _factor(self) -> float:
+        """What the sum is multiplied by to be the mean, clipped."""
+        clip = 1.0 if self.scale is None else self.scale
+        if self.total is not None and self.total.dtype == np.float64:
+            return clip / sum(item.push.weight for item in self.contributions)
+        return float(np.float32(self._mean()) * np.float32(clip))
 
     def _mean(self) -> float:
         return float(np.float32(1.0 / sum(item.push.weight for item in self.contributions)))
@@ -191,3 +247,7 @@ class Work:
         share = 1 / max(len(seen), 1) if self.is_whole else 1 / self.workers
         history.take([unpack(data, history.layers) for data in seen], share)
         return history.pack()
+
+
+def _quads(sums: bytes) -> list[bytes]:
+    return [sums[start : start + 4] for start in range(0, len(sums), 4)]

@@ -30,7 +30,9 @@ PROTOCOL = 6
 
 WHOLE_ROUND = -1  # `Push.bound` of a push that is summed with those of all workers
 WORKER_LIMIT = 1 << 16
+CHECKSUMS_LIMIT = 1 << 18  # bytes
 NEWS_LIMIT = 1 << 19  # bytes; they lie in a header
+WIDE = "float64"  # the codec of a push of float64 values, whose mean is taken and answered in float64
 TAKEN, OPEN, DISCARDED = range(3)  # a `Fate`: a step was taken with it; not yet; it was thrown away
 
 Count = Annotated[int, Meta(ge=0)]
@@ -164,6 +166,8 @@ class Push(Message, tag=7, kw_only=True):
     fates: Annotated[bytes, Meta(max_length=1 << 20)] = b""
     news: Annotated[bytes, Meta(max_length=NEWS_LIMIT)] = b""  # what the first worker tells all others
     early: bool = False  # it counts once the worker's `Commit` of the round has come
+    # Of the parameters that the worker holds, four bytes a piece, with one part in turn; empty: not now.
+    checksums: Annotated[bytes, Meta(max_length=CHECKSUMS_LIMIT)] = b""
 
 
 class Full(Message, tag=8, kw_only=True):

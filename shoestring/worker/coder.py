@@ -128,6 +128,7 @@ class PartCoder:
     ) -> None:
         self.exchange = exchange
         self.parts = tuple(parts)
+        self.notice = notice
         narrow = (precision.is_narrow for precision in precisions)
         self._narrow = {index: precisions[index] for index, is_narrow in enumerate(narrow) if is_narrow}
         self.statistics = statistics
@@ -143,8 +144,8 @@ class PartCoder:
         """The pushes that were not finite since the last call, as (round, what)."""
         return [self._skipped.popleft() for _ in range(len(self._skipped))]
 
-    def push(self, part: Part, terms: Terms, source: Source) -> None:
-        """Send one part; its values are read soon, in another thread."""
+    def push(self, part: Part, terms: Terms, source: Source, checksums: Callable[[], bytes] = bytes) -> None:
+        """Send one part; its values are read soon, in another thread, and so are checksums of parameters."""
         statistics = b""
         if self.statistics.is_on:
             statistics = self.statistics.take(part.index, terms.seq, terms.weight)
@@ -155,7 +156,8 @@ class PartCoder:
         if device is not None:
             # Here and not there: kernels may have to be compiled, and that thread must answer in time.
             gpu = self._gpu.find(terms.setting.codec, device)
-        self.exchange.submit(part.index, lambda: self._encode(part, terms, source, gpu, statistics, news))
+        encode = partial(self._encode, part, terms, source, gpu, statistics, news, checksums)
+        self.exchange.submit(part.index, encode)
 
     def collect(self, seq: int, target: Target, *, is_whole: bool = True) -> Decisions | None:
         """Wait for a round, and bring the target up to date with it; return what was decided."""
@@ -174,16 +176,21 @@ class PartCoder:
             target.expect(part, message.used)
             if isinstance(message, say.Full):
                 narrow, payload = self._narrow.get(part.index), answer.payload
-                values = np.frombuffer(payload, np.float32) if narrow is None else narrow.unpack(payload)
+                is_wide = payload.nbytes == 8 * part.size  # of a mean of float64 values
+                plain: Vector = np.frombuffer(payload, "float64" if is_wide else "float32")
+                values = plain if narrow is None else narrow.unpack(payload)
                 target.write(part, values)
             elif message.codec:
                 self._add(target, part, codec_of(message.codec), answer.payload)
 
         self.exchange.collect(seq, take)
         if self.is_skipped:
-            # What is left over is of gradients that nobody has taken; they may be large.
-            self._feedback = [None] * len(self.parts)
+            self.forget()  # it is of gradients that nobody has taken; they may be large
         return decisions
+
+    def forget(self) -> None:
+        """Drop all feedback."""
+        self._feedback = [None] * len(self.parts)
 
     def is_finite(self, seq: int) -> bool:
         """Whether all pushes of round `seq`, one of the last, are finite; after `exchange.wait_sent`."""
@@ -244,10 +251,12 @@ class PartCoder:
         gpu: "GpuDct | None",
         statistics: bytes,
         news: bytes,
+        checksums: Callable[[], bytes],
     ) -> tuple[say.Push, memoryview]:
         with nullcontext() if source.ready is None else source.ready.beside():
             self._weigh(part, terms.weight)
             coded = self._nothing(part, terms) if terms.skip else self._code(part, terms, source, gpu)
+            sums = checksums()
         push = say.Push(
             part=part.index,
             seq=terms.seq,
@@ -266,6 +275,7 @@ class PartCoder:
             decisions=terms.decisions if part.index == 0 else None,
             fates=coded.fates,
             news=news,
+            checksums=sums,
         )
         return push, memoryview(b"") if coded.slot >= 0 else coded.payload.data
 

@@ -6,8 +6,9 @@ step does depends on the sync policy: see `gradients.py` (the update on the shar
 (local steps).
 """
 
+import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -35,25 +36,30 @@ _HOOKS = (
 class SharedOptimizer(torch.optim.Optimizer):
     """Takes the place of the optimizer given to `wrap`."""
 
+    # Has a `GradScaler` call `step` whatever it has found in this worker's gradients: all workers step.
+    _step_supports_amp_scaling = True
+
     def __init__(
         self,
         inner: torch.optim.Optimizer,
         drivers: list[GradientRounds | DifferenceRounds],
         saver: Saver | None,
         reporter: Reporter,
+        take_in: Callable[[], None],
     ) -> None:
         self._is_made = False
         self.inner = inner
         super().__init__(inner.param_groups, inner.defaults)
         self.driver = drivers[0]
         self._drivers = drivers  # the others are of parameters that came later
-        is_local = isinstance(
-            self.driver, DifferenceRounds
-        )  # then the inner optimizer steps, and calls its hooks
-        for name in _HOOKS[2 if is_local else 0 :]:
+        self._is_local = isinstance(self.driver, DifferenceRounds)  # the inner optimizer steps
+        self._scaler: Any = None  # that is having this step
+        self._is_unscaled = False
+        for name in _HOOKS[2 if self._is_local else 0 :]:  # that one calls hooks of steps itself
             setattr(self, name, getattr(inner, name))
         self._saver = saver
         self._reporter = reporter
+        self._take_in = take_in  # parameters that are trained from now on
         self._trial = Trial()
         self._samples = 0
         self._loaded: dict[str, Any] | None = None  # what is being loaded, as it was given
@@ -101,7 +107,11 @@ class SharedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        has_ended = [driver.step() for driver in self._drivers]
+        self._take_in()
+        are_finite = [driver.send() for driver in self._drivers]
+        is_skipped = not all(are_finite) or self._finds_infinity()
+        has_ended = [driver.step(skip=is_skipped) for driver in self._drivers]
+        self._is_unscaled = False
         if has_ended[0] and self._saver is not None:
             self._saver.round_ended(self.driver.rounds, self.driver.steps)
         # What schedulers look at that were made before `wrap`: their optimizer has taken a step.
@@ -109,6 +119,43 @@ class SharedOptimizer(torch.optim.Optimizer):
         self._reporter.step_done(self.driver.steps, self._samples)
         self._samples = 0
         return loss
+
+    @contextlib.contextmanager
+    def unscaling(self, scaler: Any) -> Iterator[None]:
+        """Around `scaler.unscale_(optimizer)`: gradients change in place, and were sent unscaled."""
+        with contextlib.ExitStack() as stack:
+            for driver in self._drivers:
+                stack.enter_context(driver.unscaling())
+            yield
+        self._is_unscaled = True
+
+    @contextlib.contextmanager
+    def stepping(self, scaler: Any) -> Iterator[None]:
+        """Around `scaler.step(optimizer)`.
+
+        What the scaler finds out of this worker's gradients alone gives way to what has become of the
+        step: if one worker's gradients were not finite all skip it, and every scaler hears of that.
+        """
+        with contextlib.ExitStack() as stack:
+            for driver in self._drivers:
+                stack.enter_context(driver.stepping(scaler))
+            self._scaler = scaler
+            try:
+                yield
+            finally:
+                self._scaler, self._is_unscaled = None, False
+        if not self._is_local:
+            is_skipped = any(driver.is_skipped for driver in self._drivers)
+            for found in scaler._found_inf_per_device(self).values():
+                found.fill_(float(is_skipped))
+
+    def _finds_infinity(self) -> bool:
+        """Unscale the gradients of a local step; say whether the scaler has found them not to be finite."""
+        if not self._is_local or self._scaler is None:
+            return False
+        if not self._is_unscaled:
+            self._scaler.unscale_(self)
+        return any(bool(found) for found in self._scaler._found_inf_per_device(self).values())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state as torch does; what does not fit is refused and changes nothing.

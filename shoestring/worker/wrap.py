@@ -132,12 +132,14 @@ def _join_shards(
         if any(parameter.requires_grad for parameter in held - set(model.parameters())):
             raise UsageError(
                 "the optimizer was given parameters that the wrapped model has not",
-                hint="make them the model's, or leave them to an optimizer of their own",
+                hint="make them the model's, or leave them to an optimizer of their own; load values without "
+                "`assign=True`, or before `wrap`",
             )
         return trainable(model) & held
 
-    _put_on(here, model, Growing(model, driver, more, trained))
-    return SharedOptimizer(optimizer, drivers, saver, here.reporter)
+    growing = Growing(model, driver, more, trained)
+    _put_on(here, model, growing)
+    return SharedOptimizer(optimizer, drivers, saver, here.reporter, growing.take_in)
 
 
 def _check_growth(here: Session, model: nn.Module, asked: _Asked, new: set[nn.Parameter]) -> None:
@@ -210,8 +212,8 @@ def _mean_rounds(
 ) -> MeanRounds:
     """Join the run with a model's parameters, or only some of them, for their mean gradient."""
     built = _build(here, model, None, _MEAN, asked, only)
-    if any(row.dtype == "float64" for row in built.table.tensors):
-        here.notice("gradients of float64 parameters travel as float32")
+    if any(row.dtype == "float64" for row in built.table.tensors) and not _is_lossless(asked.codec):
+        here.notice('gradients of float64 parameters travel as float32; in float64 with `codec="float32"`')
     entry, *_ = _enter(here, model, built)
     coder = MeanCoder(
         entry.exchange, built.replica.parts, built.statistics, notice=here.notice, buffers=built.buffers
@@ -221,7 +223,7 @@ def _mean_rounds(
         built.replica,
         coder,
         pilot,
-        is_whole=asked.codec != AUTO and make(asked.codec).name == LOSSLESS,
+        is_whole=_is_lossless(asked.codec),
         first_round=entry.first_round,
         sharing=here.sharing,
     )
@@ -444,6 +446,10 @@ def _check(optimizer: Optimizers | None, codec: str, policy: Policy, clip_norm: 
         )
     if codec != AUTO:
         make(codec)
+
+
+def _is_lossless(codec: str) -> bool:
+    return codec != AUTO and make(codec).name == LOSSLESS
 
 
 def _check_means(policy: Policy, clip_norm: float, why: str) -> None:

@@ -48,12 +48,16 @@ class Growing:
 
     def forward_begins(self) -> None:
         """Take in the parameters that are trained from now on."""
+        self.take_in()
+        for rounds in self._rounds:
+            rounds.forward_begins()
+
+    def take_in(self) -> None:
+        """As `forward_begins` does, for a script that has called parts of the model, but not the model."""
         new = self._trained() - self._known
         if new:
             self._known |= new
             self._rounds.append(self._join(new))
-        for rounds in self._rounds:
-            rounds.forward_begins()
 
     def _join(self, new: set[nn.Parameter]) -> Rounds:
         try:

@@ -22,6 +22,8 @@ from shoestring.errors import UsageError
 from shoestring.model import table
 from shoestring.model.parts import Part, cut
 from shoestring.model.precision import DTYPES
+from shoestring.model.vectors import checksums_of
+from shoestring.wire.messages import CHECKSUMS_LIMIT
 from shoestring.worker.replica import device
 from shoestring.worker.replica.device import common_device
 
@@ -65,6 +67,15 @@ class Replica:
         for part in self.parts:
             for piece in part.pieces:
                 self.parts_of_parameter[piece.tensor].append(part.index)
+        places = {parameter: index for index, parameter in enumerate(self.parameters)}
+        self._owners = [
+            (places[parameter], module, name)
+            for module in model.modules()
+            for name, parameter in module._parameters.items()
+            if parameter in places
+        ]
+        self._versions: list[int] = []
+        self.note()
         self._home: Vector | None = None
         self._addresses: list[int] = []
         if optimizer is not None:
@@ -115,11 +126,11 @@ class Replica:
         return flat
 
     def read_gradient(
-        self, part: Part, memory: Vector | None, feedback: Vector | None
+        self, part: Part, memory: Vector | None, feedback: Vector | None, factor: float = 1.0
     ) -> tuple[Vector, NDArray[np.bool_]]:
         """Copy the gradient of a part, zero where there is none, and say which pieces have one.
 
-        The feedback, where given, is added on the way.
+        It is multiplied by the factor, and the feedback, where given, is added, both on the way.
         """
         gradients = [self.parameters[piece.tensor].grad for piece in part.pieces]
         used = np.array([gradient is not None for gradient in gradients])
@@ -130,6 +141,8 @@ class Replica:
                 continue
             dense = gradient.to_dense() if gradient.is_sparse else gradient
             values, own = _flat(dense)[piece.start : piece.stop], torch.from_numpy(flat[start:stop])
+            if factor != 1:
+                values = values.float() * factor
             if feedback is None:
                 own.copy_(values)
             else:
@@ -142,7 +155,9 @@ class Replica:
         values = [_flat(parameter) for parameter in self.of(part)]
         return torch.cat(_cut(part, values)).float()
 
-    def gather_gradient(self, part: Part, feedback: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
+    def gather_gradient(
+        self, part: Part, feedback: Tensor | None, factor: float = 1.0
+    ) -> tuple[Tensor, NDArray[np.bool_]]:
         """Do what `read_gradient` does, on the device of the parameters."""
         gradients = [parameter.grad for parameter in self.of(part)]
         used = np.array([gradient is not None for gradient in gradients])
@@ -154,10 +169,39 @@ class Replica:
                 dense = gradient.to_dense() if gradient.is_sparse else gradient
                 pieces.append(_flat(dense)[piece.start : piece.stop])
         flat = torch.cat(pieces).float()
+        if factor != 1:
+            flat.mul_(factor)
         return (flat if feedback is None else flat.add_(feedback)), used
 
     def expect(self, part: Part, used: bytes) -> None:
         """Nothing to do: shards have left unused parameters as they were."""
+
+    def checksums(self, part: Part) -> bytes:
+        """A checksum of each piece of a part; nothing where they are too many to be sent."""
+        if 4 * len(part.pieces) > CHECKSUMS_LIMIT:
+            return b""
+        home = self.home(part)
+        return checksums_of(self.read(part) if home is None else home, part)
+
+    def note(self) -> None:
+        """Remember the parameters as they are now: written by rounds, not by the script."""
+        self._versions = [parameter._version for parameter in self.parameters]
+
+    def changed(self) -> list[int]:
+        """The parameters that were changed in place since `note`; raise if one was replaced."""
+        for index, module, name in self._owners:
+            own = module._parameters.get(name)
+            if own is not None and own is not self.parameters[index]:
+                raise UsageError(
+                    f"parameter `{self.tensors[index].name}` was replaced by another one after `wrap`",
+                    hint="give parameters new values and keep them: `load_state_dict` without `assign=True`; "
+                    "or wrap the model after that",
+                )
+        return [
+            index
+            for index, (parameter, version) in enumerate(zip(self.parameters, self._versions, strict=True))
+            if parameter._version != version
+        ]
 
     def write(self, part: Part, values: Vector | Tensor) -> None:
         """Set the parameters of a part; float32 is rounded to what they are made of."""

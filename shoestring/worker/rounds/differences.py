@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoestring.codec.base import Vector
+from shoestring.errors import UsageError
 from shoestring.model.parts import Part
 from shoestring.wire.messages import WHOLE_ROUND
-from shoestring.worker.coder import PartCoder
+from shoestring.worker.coder import PartCoder, Setting
 from shoestring.worker.replica.device import Ready, common_device
 from shoestring.worker.replica.replica import Replica
 from shoestring.worker.replica.rounding import rounded
@@ -114,6 +116,7 @@ class DifferenceRounds:
     """Turns every `h` local steps into a round."""
 
     state = None  # the optimizer's is on the worker
+    is_skipped = False
 
     def __init__(
         self,
@@ -137,11 +140,21 @@ class DifferenceRounds:
         self.steps = sharing.step = self._first_step(first_round)
         self.anchors = Anchors(replica, agreed)
         self._has_gone_on = False
+        self._is_set = False  # the script has changed parameters since the last round
+        replica.note()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Nothing to do: gradients are never sent."""
         yield
+
+    def unscaling(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to do: gradients are never sent."""
+        return contextlib.nullcontext()
+
+    def stepping(self, scaler: Any) -> contextlib.AbstractContextManager[None]:
+        """Nothing to do, likewise."""
+        return contextlib.nullcontext()
 
     def check_groups(self) -> None:
         """Nothing to do: the optimizer runs here, whatever its groups say."""
@@ -152,16 +165,44 @@ class DifferenceRounds:
 
     def go_on(self) -> None:
         """Before the first forward pass after a round: add what this worker has not sent yet."""
+        if self._has_gone_on:
+            return
+        self._look()
         # Where shares change, feedback counts by the share it was made with, not the next one.
-        if not self._has_gone_on and not self._sharing.is_auto:
+        if not self._sharing.is_auto:
             for part in self.replica.parts:
                 self.coder.lend(part, self.replica)
+        self.replica.note()
         self._has_gone_on = True
 
-    def step(self) -> bool:
+    def _look(self) -> None:
+        """Take note if the script has changed parameters, as a `load_state_dict` does.
+
+        Then the next round is exchanged without loss, and nothing is added to what the script has set.
+        """
+        changed = self.replica.changed()
+        if changed and self.policy.outer == "nesterov":
+            raise UsageError(
+                f"the script has changed parameter `{self.replica.tensors[changed[0]].name}` since the last "
+                'step, which `outer="nesterov"` would take for a step to be gone further',
+                hint='change parameters before `wrap`, or take `outer="average"`',
+            )
+        if changed:
+            self._is_set = True
+            self.coder.forget()
+            self.replica.note()
+
+    def send(self) -> bool:
+        """Nothing to do: gradients are never sent."""
+        return True
+
+    def step(self, *, skip: bool = False) -> bool:
         """Take a local step; after every `h` of them, a round. Says whether there was one."""
         self.replica.refuse_converted()
-        self.inner.step()
+        self._look()
+        if not skip:
+            self.inner.step()
+        self.replica.note()
         self.steps += 1
         self._sharing.step = self.steps
         if self.steps <= self.policy.warmup or (self.steps - self.policy.warmup) % self.policy.h == 0:
@@ -175,6 +216,8 @@ class DifferenceRounds:
         hyper = [[self.policy.lr, self.policy.momentum]] if self.policy.outer == "nesterov" else [[]]
         terms = self.pilot.terms(self.rounds + 1, hyper, self._sharing.weigh(), WHOLE_ROUND)
         terms = replace(terms, skip=not self.replica.is_finite())  # of all parts, before the first is sent
+        if self._is_set:
+            terms = replace(terms, setting=Setting())
         for part in reversed(self.replica.parts):
             anchor, ready = self.anchors.values[part.index], Ready()
             ready.note([*self.replica.of(part), anchor])
@@ -185,7 +228,8 @@ class DifferenceRounds:
         self.rounds = terms.seq
         for part, anchor in zip(self.replica.parts, self.anchors.values, strict=True):
             self.replica.write(part, anchor)
-        self._has_gone_on = False
+        self.replica.note()
+        self._has_gone_on = self._is_set = False
         self.pilot.round_done(terms.seq)
 
     def _first_step(self, first_round: int) -> int:

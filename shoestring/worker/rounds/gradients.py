@@ -7,7 +7,7 @@ round: before, no shard updates anything, as some gradient may turn out not to b
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoestring.codec.base import Vector
 from shoestring.errors import UsageError
-from shoestring.model.parts import Part, is_flagged
+from shoestring.model.parts import Part, pack_flags
 from shoestring.model.vectors import PARAMS, Vectors, pack
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND
@@ -28,6 +28,7 @@ from shoestring.worker.replica.device import Ready
 from shoestring.worker.replica.replica import Replica
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.policy import Async, Bounded, EveryStep
+from shoestring.worker.rounds.scale import LossScale, Scaling
 from shoestring.worker.rounds.sent import SentGradients
 from shoestring.worker.rounds.sharing import Sharing
 from shoestring.worker.rounds.state import ShardState
@@ -42,16 +43,20 @@ class PartGradient:
     replica: Replica
     part: Part
     ready: Ready | None
+    scale: LossScale | None  # that is to be taken out of it
 
     @property
     def device(self) -> torch.device | None:
         return self.replica.device_of(self.part)
 
     def read(self, memory: Vector | None, feedback: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
-        return self.replica.read_gradient(self.part, memory, feedback)
+        return self.replica.read_gradient(self.part, memory, feedback, self._factor())
 
     def gather(self, feedback: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
-        return self.replica.gather_gradient(self.part, feedback)
+        return self.replica.gather_gradient(self.part, feedback, self._factor())
+
+    def _factor(self) -> float:
+        return 1.0 if self.scale is None else self.scale.inverse
 
 
 class GradientRounds:
@@ -82,7 +87,13 @@ class GradientRounds:
         self._is_synced = True
         self._answered = first_round - 1  # the last round whose answers were applied
         self._terms: Terms | None = None
+        self._commit: say.Commit | None = None  # to the round that was sent
+        self._values: Mapping[int, Vector] = {}  # that the script has set before it, by part
+        replica.note()
+        self._changes = 0  # steps before which the script has changed parameters
         self._sent = SentGradients(replica)
+        self._scaling = Scaling()
+        self.is_skipped = False  # whether the last step has come to no update
         self._ready = self._fresh()
         self._hooks: list[Any] = []
         for index, parameter in enumerate(replica.parameters):
@@ -116,47 +127,114 @@ class GradientRounds:
         """Raise unless the shards can do what the optimizer's groups say."""
         self._hyper()
 
-    def step(self) -> bool:
-        """Send what has not been sent, then wait as the policy says and update the parameters."""
+    def send(self) -> bool:
+        """Send what has not been sent; say whether all gradients of the step are finite."""
         if not self._is_synced:
             raise UsageError(
                 "`optimizer.step()` inside `no_sync()`", hint="leave the block before the last backward"
             )
-        self._sent.check()
+        if self._scaling.scaler is None or self._scaling.is_unscaled:
+            self._sent.check()
+        else:
+            self._sent.accept()  # the scaler has looked at them
+        self._scaling.check(has_gradients=any(p.grad is not None for p in self.replica.parameters))
         self._refuse_changed_rates()
         self.replica.refuse_converted()
         terms = self._open()
+        changed = self._changed_parts(terms)
         is_loaded = self.state.leave(terms.seq) and (terms.bound == WHOLE_ROUND or self._is_first)
         self.pilot.backward_done()
         for part in reversed(self.replica.parts):
             if part.index not in self._sent.parts:
                 self._push(part, terms)
         self.coder.exchange.wait_sent()
-        commit = say.Commit(terms.seq, skip=not self.coder.is_finite(terms.seq), loads=is_loaded)
-        self.coder.exchange.commit(commit, partial(self._give, commit))
+        is_finite = self.coder.is_finite(terms.seq)
+        self._commit = say.Commit(terms.seq, not is_finite, pack_flags(changed), is_loaded)
+        self._values = self._set_values(changed)
+        return is_finite
+
+    def step(self, *, skip: bool = False) -> bool:
+        """Commit to the round that was sent, then wait as the policy says and update the parameters.
+
+        `skip`: gradients that other rounds have sent of the same step are not finite. Says whether the
+        step has ended a round.
+        """
+        terms, commit = self._open(), self._commit
+        if commit is None:
+            raise ValueError("a step of which nothing was sent")
+        commit.skip |= skip
+        self.coder.exchange.commit(commit, partial(self._give, commit, self._values))
         self._close()
+        self.is_skipped = commit.skip and terms.bound != WHOLE_ROUND
         self.steps = self._sharing.step = terms.seq
         delay = 0 if terms.save else self._delay(terms.seq)
         for seq in range(self._answered + 1, terms.seq - delay + 1):
             is_whole = self._bound(seq) == WHOLE_ROUND
             self.pilot.hear(self.coder.collect(seq, self.replica, is_whole=is_whole))
+            self.is_skipped |= is_whole and self.coder.is_skipped
             self._answered = seq
             self.state.arrived(seq)
+        self.replica.note()
         self.pilot.round_done(terms.seq)
         return True
+
+    @contextlib.contextmanager
+    def unscaling(self) -> Iterator[None]:
+        """Around a scaler's work on the gradients, in place: what was sent stays what was sent."""
+        self._sent.check()
+        self.coder.exchange.wait_sent()  # pushes are read in another thread
+        yield
+        self._sent.accept()
+        self._scaling.is_unscaled = True
+
+    @contextlib.contextmanager
+    def stepping(self, scaler: Any) -> Iterator[None]:
+        """Around a scaler's step, which looks at gradients in place first and then steps."""
+        self._sent.check()
+        self._scaling.scaler = scaler
+        try:
+            yield
+        finally:
+            self._scaling.scaler = None
 
     def shown_round(self) -> int:
         """The round whose state a script sees: the last one pushed, where rounds are those of all workers."""
         return self.steps if self._bound(max(self.steps, 1)) == WHOLE_ROUND else 0
 
-    def _give(self, commit: say.Commit, index: int) -> tuple[tuple[str, ...], memoryview]:
+    def _changed_parts(self, terms: Terms) -> NDArray[np.bool_]:
+        """The parts whose parameters the script has changed since the last round; raise where it must not."""
+        changed = np.zeros(len(self.replica.parts), bool)
+        indices = self.replica.changed()
+        for index in indices:
+            changed[self.replica.parts_of_parameter[index]] = True
+        is_late = self._answered < self.steps  # an answer is under way that is for other values
+        if indices and (is_late or terms.bound != WHOLE_ROUND):
+            raise UsageError(
+                f"the script has changed parameter `{self.replica.tensors[indices[0]].name}` since the last "
+                "step, and with this policy updates are under way that are for its old value",
+                hint='change parameters before `wrap`, or take `policy="every"`; '
+                "`model = shoestring.wrap(model)` leaves them to the script",
+            )
+        self._changes += bool(indices)
+        if indices and self._changes == 2:
+            self.coder.notice(
+                f"the script changes parameters itself (`{self.replica.tensors[indices[0]].name}`): in such "
+                "steps they travel to the shards and back uncompressed"
+            )
+        return changed
+
+    def _set_values(self, changed: NDArray[np.bool_]) -> Mapping[int, Vector]:
+        """Copy the parts that the script has changed: where answers are delayed it may change them again."""
+        parts = [self.replica.parts[index] for index in np.flatnonzero(changed).tolist()]
+        return {part.index: self.replica.read(part) for part in parts}
+
+    def _give(
+        self, commit: say.Commit, values: Mapping[int, Vector], index: int
+    ) -> tuple[tuple[str, ...], memoryview]:
         """What the script has set of a part before a round, as its commit says."""
-        part = self.replica.parts[index]
-        vectors: Vectors = {}
-        if is_flagged(commit.changed, index):
-            vectors[PARAMS] = self.replica.read(part)
+        vectors: Vectors = {PARAMS: values[index]} if index in values else {}
         if commit.loads:
-            vectors |= self.state.give(commit.seq, part)
+            vectors |= self.state.give(commit.seq, self.replica.parts[index])
         return tuple(vectors), pack(vectors)
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
@@ -181,6 +259,7 @@ class GradientRounds:
             bound = self._bound(self.steps + 1)
             terms = self.pilot.terms(self.steps + 1, self._hyper(), self._sharing.weigh(), bound)
             self._terms = replace(terms, early=True)
+            self._scaling.begin()
         return self._terms
 
     def _push(self, part: Part, terms: Terms) -> None:
@@ -189,11 +268,14 @@ class GradientRounds:
         if ready is not None:
             ready.note(self.replica.of(part))
             ready.close()
-        self.coder.push(part, terms, PartGradient(self.replica, part, ready))
+        is_checked = terms.bound == WHOLE_ROUND and part.index == terms.seq % len(self.replica.parts)
+        checksums = partial(self.replica.checksums, part) if is_checked else bytes
+        self.coder.push(part, terms, PartGradient(self.replica, part, ready, self._scaling.scale), checksums)
 
     def _close(self) -> None:
-        self._terms = None
+        self._terms = self._commit = None
         self._sent.clear()
+        self._scaling.end()
         self._ready = self._fresh()
 
     def _fresh(self) -> list[Ready | None]:

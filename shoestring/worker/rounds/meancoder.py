@@ -15,6 +15,7 @@ from shoestring.codec.registry import LOSSLESS, make
 from shoestring.compiled.scratch import room
 from shoestring.errors import NonFiniteError
 from shoestring.model.parts import Part
+from shoestring.wire.messages import WIDE
 from shoestring.worker.coder import Coded, PartCoder, Source, Terms
 from shoestring.worker.rounds.means import MeanGradient
 
@@ -35,6 +36,8 @@ class MeanCoder(PartCoder):
             feedback.settle(source.fates)
         if source.is_empty:
             return Coded("", _NOTHING, source.used, fates=source.fates)
+        if feedback is None and terms.setting.push == LOSSLESS and source.is_wide:
+            return Coded(WIDE, source.read_wide().view(np.uint8), source.used, fates=source.fates)
         if feedback is None and terms.setting.push == LOSSLESS:
             slot, memory = self._memory(part, terms.setting.codec)
             values, used = source.read(memory, None)

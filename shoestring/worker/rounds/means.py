@@ -65,6 +65,21 @@ class MeanGradient:
 
     def read(self, memory: Vector | None, feedback: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
         flat: Vector = np.empty(self.part.size, np.float32) if memory is None else memory
+        self._fill(flat, feedback)
+        return flat, self.used
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether any of it is float64."""
+        return any(parameter.dtype == torch.float64 for parameter in self.replica.of(self.part))
+
+    def read_wide(self) -> NDArray[np.float64]:
+        """Copy it to the host, in float64."""
+        flat = np.empty(self.part.size, np.float64)
+        self._fill(flat, None)
+        return flat
+
+    def _fill(self, flat: NDArray[Any], feedback: Vector | None) -> None:
         offsets = self.part.layout.offsets
         for place, values in enumerate(self._pieces()):
             own = flat[offsets[place] : offsets[place + 1]]
@@ -74,7 +89,6 @@ class MeanGradient:
                 torch.from_numpy(own).copy_(values)
                 if feedback is not None:
                     own += feedback[offsets[place] : offsets[place + 1]]
-        return flat, self.used
 
     def gather(self, feedback: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
         offsets = self.part.layout.offsets

@@ -15,6 +15,7 @@ from torch import Tensor
 from shoestring.errors import UsageError
 from shoestring.model.parts import Part
 from shoestring.worker.replica.replica import Replica
+from shoestring.worker.rounds.scale import versions_of_a_look
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes a value
 _MEAN = "`model = shoestring.wrap(model)`"
@@ -75,6 +76,24 @@ class SentGradients:
             gradient = self._sent[index][0]
             if gradient is not None and not torch.equal(bits, _sum_of_bits(gradient)):
                 self._refuse_changed(index)
+
+    def accept(self) -> None:
+        """Take gradients as they are now for what was sent, as a `GradScaler` has worked on them in place.
+
+        Raise if anything else has changed them, too.
+        """
+        for index, (gradient, version) in self._sent.items():
+            if gradient is not self._replica.parameters[index].grad:
+                self._refuse_changed(index)
+            if gradient is not None:
+                if gradient._version > version + versions_of_a_look():
+                    self._refuse_changed(index)
+                self._sent[index] = (gradient, gradient._version)
+        self._sums = [
+            (index, _sum_of_bits(gradient))
+            for index, gradient in ((index, self._sent[index][0]) for index, _ in self._sums)
+            if gradient is not None
+        ]
 
     def clear(self) -> None:
         """Begin another round."""

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from shoestring.errors import UsageError
 from shoestring.model.parts import pack_flags
-from shoestring.model.vectors import pack, unpack
+from shoestring.model.vectors import checksums_of, pack, unpack
 from shoestring.wire import messages as say
 from tests.unit.server.talk import EMPTY, PARTS, SGD, Talk, kinds, refusal, table
 
@@ -224,3 +225,46 @@ def test_a_clipped_round_is_put_to_as_well():
     talk.tell(0, *put_of(1, 1, ["params"]))
     assert kinds(talk.work()) == ["0.1 Full", "1.1 Full"]
     assert len(talk.shard._waiting) == 0
+
+
+def sums_of(talk: Talk, part: int) -> bytes:
+    rounds = talk.shard.parts[part]
+    return checksums_of(rounds.holding.values, rounds.holding.part)
+
+
+def outcome(talk: Talk, sums: tuple[bytes, bytes], have: int = 1) -> str:
+    """Push round 2 of the second part with these checksums; return why it fails, or nothing."""
+    for worker in (0, 1):
+        talk.push(1, worker, 2, have=have, checksums=sums[worker])
+    work = talk.shard.next_work()
+    try:
+        work.run()
+    except UsageError as error:
+        return error.message
+    return ""
+
+
+def test_checksums_are_compared_with_the_shards_own_and_name_parameter_and_worker():
+    good = sums_of(Talk().begin(), 1)
+    assert len(good) == 4 * len(PARTS[1].pieces)
+    right = sums_of(after_one_round(), 1)
+    wrong = bytes([*right[:-1], right[-1] ^ 1])
+    assert outcome(after_one_round(), (right, right)) == ""
+    assert outcome(after_one_round(), (b"", right)) == ""
+    assert "`t2` of worker 1" in outcome(after_one_round(), (right, wrong))
+    assert "`t2` of worker 0" in outcome(after_one_round(), (wrong, wrong))
+
+
+def test_checksums_of_an_earlier_version_are_compared_among_workers():
+    assert outcome(after_one_round(), (b"12345678", b"12345678"), have=0) == ""
+    assert "`t1` of worker 1" in outcome(after_one_round(), (b"12345678", b"1x345678"), have=0)
+
+
+def test_a_wrong_number_of_checksums_is_refused():
+    assert "checksum" in refusal(Talk().begin().push(1, 0, 1, checksums=b"1234")).message
+
+
+def after_one_round() -> Talk:
+    talk = Talk().begin()
+    talk.round(1)
+    return talk

@@ -29,6 +29,7 @@ SAMPLES = (
         bound=8,
         skip=True,
         early=True,
+        checksums=b"\x01\x02\x03\x04",
         save=True,
         slot=1,
         statistics=b"s",

@@ -80,6 +80,11 @@ def train(be_worker: Callable[[Session, nn.Module], object], codec: str = "float
         return cluster.train(body)
 
 
+def train_raw(be_worker: Callable[[Session], object]) -> list:
+    with Cluster(2, 2) as cluster:
+        return cluster.train(be_worker)
+
+
 def plain() -> list[Net]:
     """Two models as `wrap` lets them start."""
     return [make(0), make(0)]
@@ -179,6 +184,30 @@ def test_two_exchanged_passes_add_up(codec: str):
                     if mean is not None:
                         model.get_parameter(name).grad = mean.clone()
         assert same(got[0][1], mean_of(models))
+
+
+def test_gradients_of_float64_parameters_keep_all_their_bits():
+    def be_worker(here: Session) -> dict:
+        model = make(here.run.worker)
+        model.head.double()
+        model = join(here, model, codec="float32")
+        x, y = data(here.run.worker, 0)
+        features = model.norm(model.conv(x)).relu().mean((2, 3)).double()
+        nn.functional.cross_entropy(model.head(features), y).backward()
+        return gradients(model)
+
+    got = train_raw(be_worker)
+    models = plain()
+    for worker, model in enumerate(models):
+        model.head.double()
+        x, y = data(worker, 0)
+        features = model.norm(model.conv(x)).relu().mean((2, 3)).double()
+        nn.functional.cross_entropy(model.head(features), y).backward()
+    want = mean_of(models)
+    assert want["head.weight"].dtype == torch.float64
+    assert not torch.equal(want["head.weight"], want["head.weight"].float().double())
+    for worker in range(2):
+        assert same(got[worker], want)
 
 
 def test_what_is_not_finite_on_one_worker_is_so_on_all():

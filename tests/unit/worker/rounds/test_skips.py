@@ -146,3 +146,31 @@ def test_local_steps_skip_a_round_whole_and_go_on_from_what_all_agreed_on():
     assert is_finite
     assert is_finite_too
     assert counts == {2}
+
+
+def test_parameters_that_came_later_skip_together_with_the_others():
+    def be_worker(here: Session) -> list[str]:
+        model = deep()
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+        model, optimizer = join(here, model, optimizer, codec="float32", policy="every")
+        hashes = []
+        for step in range(5):
+            if step == 1:
+                model[0].requires_grad_(True)
+            loss = loss_of(model, step, here.run.worker, is_bad=False)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == BAD_STEP and here.run.worker:
+                handle = model[0].weight.register_hook(lambda gradient: gradient * float("nan"))
+            elif step == BAD_STEP + 1 and here.run.worker:
+                handle.remove()
+            hashes.append(optimizer.parameter_hash())
+        return hashes
+
+    with Cluster(2, 2) as cluster:
+        first, second = cluster.train(be_worker)
+    assert first == second
+    assert first[BAD_STEP] == first[BAD_STEP + 1]
+    assert len(set(first)) == 4

@@ -366,6 +366,32 @@ def test_other_policies_take_the_first_workers_state(policy):
         cluster.train(be_worker)
 
 
+def test_moments_of_parameters_in_two_bytes_are_saved_and_loaded_in_float32():
+    """A run that saves and loads ends with the bits of one that goes on."""
+
+    def be_worker(here: Session, *, is_loaded: bool) -> str:
+        model = net().bfloat16()
+        optimizer = wrapped(here, model, OPTIMIZERS["adamw"](model.parameters()))
+        for step in range(4):
+            x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(step)).bfloat16()
+            model(x, step).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            state = copy.deepcopy(optimizer.state_dict())
+            if is_loaded:
+                optimizer.load_state_dict(state)
+        assert {value["exp_avg"].dtype for value in state["state"].values()} == {torch.float32}
+        plain = OPTIMIZERS["adamw"](model.parameters())
+        plain.load_state_dict(state)
+        assert plain.state[model.out.bias]["exp_avg"].dtype == torch.bfloat16
+        return optimizer.parameter_hash()
+
+    with Cluster(2, 2) as cluster:
+        went_on = cluster.train(lambda here: be_worker(here, is_loaded=False))
+    with Cluster(2, 2) as cluster:
+        assert cluster.train(lambda here: be_worker(here, is_loaded=True)) == went_on
+
+
 def test_local_steps_keep_the_workers_own_state(alone):
     model, plain = net(), net()
     own = OPTIMIZERS["adamw"](plain.parameters())
