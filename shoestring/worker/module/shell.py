@@ -80,10 +80,21 @@ def put_on(model: nn.Module, driver: Driver, begins: Begins) -> None:
         namespace["_shoestring_plain"] = plain
         namespace["__reduce_ex__"] = reduce
         namespace["no_sync"] = lambda self: driver.no_sync()
-        if not hasattr(model, "module"):  # as in `DistributedDataParallel`: scripts look there
-            namespace["module"] = property(lambda self: self)
 
-    model.__class__ = types.new_class(plain.__name__, (plain,), exec_body=fill)
+    inner = types.new_class(plain.__name__, (plain,), exec_body=fill)
+    if hasattr(model, "module"):
+        model.__class__ = inner
+        return
+    # As in `DistributedDataParallel`: scripts look there. It is the same module, all attributes shared,
+    # but has no `module` itself: some scripts ask until there is none.
+    same = inner.__new__(inner)
+    object.__setattr__(same, "__dict__", model.__dict__)
+
+    def fill_outer(namespace: dict[str, Any]) -> None:
+        fill(namespace)
+        namespace["module"] = property(lambda self: same)
+
+    model.__class__ = types.new_class(plain.__name__, (inner,), exec_body=fill_outer)
 
 
 def _plain_twin(model: nn.Module, plain: type[nn.Module], hook: int) -> nn.Module:

@@ -39,8 +39,20 @@ def test_the_model_stays_the_same_object_with_the_same_names(here):
     assert list(model.state_dict()) == names
     assert (type(model).__name__, type(model).__module__) == ("Model", Model.__module__)
     assert isinstance(model, Model)
-    assert model.module is model
     assert repr(model) == repr(Model())
+
+
+def test_module_is_the_same_model_once(here):
+    model = join(here, Model(), codec="float32")
+    inner = model.module
+    assert isinstance(inner, Model)
+    assert not hasattr(inner, "module")
+    assert all(a is b for a, b in zip(inner.parameters(), model.parameters(), strict=True))
+    model.first = nn.Linear(4, 4)
+    assert inner.first is model.first
+    assert type(copy.deepcopy(inner)) is Model
+    copy.deepcopy(inner)(torch.ones(1, 4))
+    assert here.forwards == 0
 
 
 def test_a_submodule_of_that_name_is_left_alone(here):
@@ -104,5 +116,5 @@ def test_alone_nothing_is_sent():
     with model.no_sync():
         model(torch.ones(1, 4)).sum().backward()
     assert here.forwards == 1
-    assert model.module is model
+    assert isinstance(model.module, Model)
     here.close()
