@@ -87,7 +87,7 @@ def put_on(model: nn.Module, driver: Driver, begins: Begins) -> None:
         return
     # As in `DistributedDataParallel`: scripts look there. It is the same module, all attributes shared,
     # but has no `module` itself: some scripts ask until there is none.
-    same = inner.__new__(inner)
+    same: Any = plain.__new__(inner)
     object.__setattr__(same, "__dict__", model.__dict__)
 
     def fill_outer(namespace: dict[str, Any]) -> None:
