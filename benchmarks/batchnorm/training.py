@@ -161,7 +161,10 @@ def train_as_worker(task: Task) -> None:
     if task.norm == "shared":
         model = shoestring.share_batchnorm(model)
     sgd = torch.optim.SGD(model.parameters(), _RATE, momentum=_MOMENTUM)
-    model, optimizer = shoestring.wrap(model, sgd, codec="float32", policy=task.policy)
+    # Buffers stay each worker's own: what their way costs is no cost of shared statistics.
+    model, optimizer = shoestring.wrap(
+        model, sgd, codec="float32", policy=task.policy, broadcast_buffers=False
+    )
     schedule = _schedule(optimizer, task.steps)
     draws = task.draws(train)
     tallies = count_messages() if task.is_counted else (Tally(), Tally())

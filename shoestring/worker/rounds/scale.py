@@ -45,6 +45,8 @@ class LossScale:
     def __init__(self) -> None:
         scaler = last_scaler()
         self._tensor: torch.Tensor | None = None if scaler is None else scaler._scale
+        if self._tensor is not None and self._tensor.device.type == "cpu":
+            self.value = float(self._tensor)  # at once: it costs nothing, and the scaler may change it
 
     @cached_property
     def value(self) -> float:
