@@ -44,7 +44,7 @@ class Commits:
 def wants_of(commits: Mapping[int, Commit], holding: Holding) -> tuple[str, ...]:
     """The vectors of a part that workers have set before a round; raise if some have and others have not."""
     index = holding.part.index
-    changed = [worker for worker, commit in commits.items() if is_flagged(commit.changed, index)]
+    changed = [w for w, commit in commits.items() if commit.changed and is_flagged(commit.changed, index)]
     if changed and len(changed) < len(commits):
         first, last = holding.names[0], holding.names[-1]
         where = f"`{first}`" if first == last else f"`{first}` to `{last}`"

@@ -19,10 +19,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shoestring.codec.base import Vector
-from shoestring.errors import ShoestringError, WireError
+from shoestring.errors import JoinError, ShoestringError, WireError
+from shoestring.model.layers import CHANNEL_LIMIT
+from shoestring.model.parts import Part, layers_of
+from shoestring.model.table import Table, precision_of
 from shoestring.server.commits import Commits, wants_of
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger, Verdict
+from shoestring.server.masters import MasterHolding
+from shoestring.server.means import MeanHolding
 from shoestring.server.members import Members
 from shoestring.server.work import Contribution, Work
 from shoestring.wire.messages import WHOLE_ROUND, Commit, Push
@@ -30,6 +35,26 @@ from shoestring.wire.messages import WHOLE_ROUND, Commit, Push
 AHEAD = 2  # rounds a worker may push before the part has finished them
 _SPARES = 8  # sums whose memory is kept
 LOG_LIMIT = 256  # past replies, however small
+
+
+def holding_of(part: Part, table: Table) -> Holding:
+    """Make what holds a part's values: by the rule, and by what workers keep them in."""
+    layers = layers_of(part, table.layers)
+    if sum(1 + layer.channels for layer in layers) > CHANNEL_LIMIT:
+        raise JoinError(
+            f"part {part.index} has layers of more than {CHANNEL_LIMIT} channels",
+            hint="share the statistics of fewer layers",
+        )
+    groups = [table.tensors[piece.tensor].group for piece in part.pieces]
+    precision = precision_of(part, table.tensors)
+    if table.rule.kind == "mean":
+        holding: Holding = MeanHolding(part, table.rule, groups, layers)
+    elif table.rule.moves_parameters and precision.is_narrow:
+        holding = MasterHolding(part, table.rule, groups, layers, precision=precision)
+    else:
+        holding = Holding(part, table.rule, groups, layers)
+    holding.names = [table.tensors[piece.tensor].name for piece in part.pieces]
+    return holding
 
 
 @dataclass

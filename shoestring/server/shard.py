@@ -16,24 +16,20 @@ import numpy as np
 from shoestring.checkpoint.records import Records
 from shoestring.codec.base import Vector
 from shoestring.errors import JoinError, ShoestringError, StaleWorkerError, WireError
-from shoestring.model.layers import CHANNEL_LIMIT
-from shoestring.model.parts import assign, layers_of
+from shoestring.model.parts import assign
 from shoestring.model.table import (
     Table,
     check_table,
     first_difference,
     parts_of,
-    precision_of,
     read_table,
 )
 from shoestring.model.vectors import PARAMS, unpack
 from shoestring.server.commits import Commits
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger
-from shoestring.server.masters import MasterHolding
-from shoestring.server.means import MeanHolding
 from shoestring.server.members import Member, Members
-from shoestring.server.rounds import PartRounds
+from shoestring.server.rounds import PartRounds, holding_of
 from shoestring.server.waiting import Readers, Waiting
 from shoestring.server.work import Work
 from shoestring.wire import messages as say
@@ -218,22 +214,8 @@ class Shard:
         for part in everywhere:
             if homes[part.index] != self.index:
                 continue
-            layers = layers_of(part, table.layers)
-            if sum(1 + layer.channels for layer in layers) > CHANNEL_LIMIT:
-                raise JoinError(
-                    f"part {part.index} has layers of more than {CHANNEL_LIMIT} channels",
-                    hint="share the statistics of fewer layers",
-                )
             try:
-                groups = [table.tensors[piece.tensor].group for piece in part.pieces]
-                precision = precision_of(part, table.tensors)
-                if table.rule.kind == "mean":
-                    holding: Holding = MeanHolding(part, table.rule, groups, layers)
-                elif table.rule.moves_parameters and precision.is_narrow:
-                    holding = MasterHolding(part, table.rule, groups, layers, precision=precision)
-                else:
-                    holding = Holding(part, table.rule, groups, layers)
-                holding.names = [table.tensors[piece.tensor].name for piece in part.pieces]
+                holding = holding_of(part, table)
             except MemoryError:
                 raise JoinError(
                     f"the model does not fit into the memory of shard {self.index}",
@@ -309,11 +291,16 @@ class Shard:
             )
         if self.table is None or len(push.hyper) != self.table.groups:
             raise WireError(f"hyperparameters of {len(push.hyper)} groups", hint="check both sides' versions")
+        if push.commit is not None and push.commit.seq != push.seq:
+            raise WireError("a push with the commit of another round", hint="check both sides' versions")
         self._check_decisions(push.decisions)
         self._stirred.add(push.part)
         if push.slot >= 0:
             payload = self._shared_values(member, push)
-        if self._rounds_of(push.part).push(push, payload):
+        is_applied = self._rounds_of(push.part).push(push, payload)
+        if push.commit is not None:
+            self._commit(member, push.commit)
+        if is_applied:
             self._ask(member, say.Ask(push.part, push.seq, push.have))
 
     def _check_decisions(self, decisions: say.Decisions | None) -> None:

@@ -168,6 +168,7 @@ class Push(Message, tag=7, kw_only=True):
     early: bool = False  # it counts once the worker's `Commit` of the round has come
     # Of the parameters that the worker holds, four bytes a piece, with one part in turn; empty: not now.
     checksums: Annotated[bytes, Meta(max_length=CHECKSUMS_LIMIT)] = b""
+    commit: "Commit | None" = None  # to the round, with the last push of it
 
 
 class Full(Message, tag=8, kw_only=True):
@@ -282,7 +283,7 @@ class Commit(Message, tag=22):
     """All pushes of a round are made; `skip`: one of them, to whichever shard, was not finite.
 
     No part is updated before all who push to the round have said so; if one skips it, all parts do.
-    It is sent again with every `Ask`.
+    It travels with the last push, to other shards by itself, and again with every `Ask`.
     """
 
     seq: Round

@@ -30,7 +30,7 @@ from shoestring.wire.messages import WHOLE_ROUND, Decisions
 from shoestring.worker.batchnorm.statistics import SharedStatistics
 from shoestring.worker.exchange import Exchange
 from shoestring.worker.module.buffers import SharedBuffers
-from shoestring.worker.protocol.worker import Answer
+from shoestring.worker.protocol.worker import Answer, Give, nothing
 from shoestring.worker.replica.device import GpuCodecs, Ready, gpu_feedback, on, to_stderr
 from shoestring.worker.replica.rounding import rounded
 
@@ -114,6 +114,15 @@ class Coded:
     fates: bytes = b""  # where workers update: what became of the gradients of the round before
 
 
+@dataclass(frozen=True)
+class Extra:
+    """What travels with the push of one part of a round."""
+
+    checksums: Callable[[], bytes] = bytes  # of parameters; called where the values are read
+    commit: say.Commit | None = None  # whether it is to be skipped is found out on the way
+    give: Give = nothing  # what the script has set, for shards that ask
+
+
 class PartCoder:
     """Encodes, sends, receives and decodes the parts of one replica."""
 
@@ -144,8 +153,8 @@ class PartCoder:
         """The pushes that were not finite since the last call, as (round, what)."""
         return [self._skipped.popleft() for _ in range(len(self._skipped))]
 
-    def push(self, part: Part, terms: Terms, source: Source, checksums: Callable[[], bytes] = bytes) -> None:
-        """Send one part; its values are read soon, in another thread, and so are checksums of parameters."""
+    def push(self, part: Part, terms: Terms, source: Source, extra: "Extra | None" = None) -> None:
+        """Send one part; its values are read soon, in another thread."""
         statistics = b""
         if self.statistics.is_on:
             statistics = self.statistics.take(part.index, terms.seq, terms.weight)
@@ -156,8 +165,9 @@ class PartCoder:
         if device is not None:
             # Here and not there: kernels may have to be compiled, and that thread must answer in time.
             gpu = self._gpu.find(terms.setting.codec, device)
-        encode = partial(self._encode, part, terms, source, gpu, statistics, news, checksums)
-        self.exchange.submit(part.index, encode)
+        extra = extra or Extra()
+        encode = partial(self._encode, part, terms, source, gpu, statistics, news, extra)
+        self.exchange.submit(part.index, encode, extra.give)
 
     def collect(self, seq: int, target: Target, *, is_whole: bool = True) -> Decisions | None:
         """Wait for a round, and bring the target up to date with it; return what was decided."""
@@ -253,12 +263,12 @@ class PartCoder:
         gpu: "GpuDct | None",
         statistics: bytes,
         news: bytes,
-        checksums: Callable[[], bytes],
+        extra: "Extra",
     ) -> tuple[say.Push, memoryview]:
         with nullcontext() if source.ready is None else source.ready.beside():
             self._weigh(part, terms.weight)
             coded = self._nothing(part, terms) if terms.skip else self._code(part, terms, source, gpu)
-            sums = checksums()
+            sums = extra.checksums()
         push = say.Push(
             part=part.index,
             seq=terms.seq,
@@ -278,7 +288,10 @@ class PartCoder:
             fates=coded.fates,
             news=news,
             checksums=sums,
+            commit=extra.commit,
         )
+        if extra.commit is not None:  # the last of the round: all others have been coded
+            extra.commit.skip |= not self.is_finite(terms.seq)
         return push, memoryview(b"") if coded.slot >= 0 else coded.payload.data
 
     def _code(self, part: Part, terms: Terms, source: Source, gpu: "GpuDct | None") -> "Coded":

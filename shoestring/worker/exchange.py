@@ -137,17 +137,17 @@ class Exchange:
         for line in self._lines:
             self._do(partial(self._beat, line, _MEASURED_BYTES, threading.Event()))
 
-    def submit(self, part: int, encode: Encode) -> None:
-        """Have the push of a part made and sent. Any thread may call it."""
+    def submit(self, part: int, encode: Encode, give: Give = nothing) -> None:
+        """Have the push of a part made and sent. Any thread may call it.
+
+        Where it carries a commit, `give` is called in the exchange's thread until the round is answered.
+        """
         with self._changed:
             self._unsent += 1
-        self._do(lambda now: self._push(part, encode))
+        self._do(lambda now: self._push(part, encode, give))
 
     def commit(self, commit: say.Commit, give: Give = nothing) -> None:
-        """Say what becomes of a round, whose pushes have all been submitted before.
-
-        `give` is called in the exchange's thread until the round is answered.
-        """
+        """Say what becomes of a round, whose pushes have all been submitted before; `give` as above."""
         self._do(lambda now: self._protocol.commit(commit, give))
 
     def fetch_state(self, seq: int) -> list[tuple[say.State, bytes]]:
@@ -271,12 +271,12 @@ class Exchange:
     def _has_ended(self) -> bool:
         return self._protocol.has_left or time.monotonic() >= self._stop_at
 
-    def _push(self, part: int, encode: Encode) -> None:
+    def _push(self, part: int, encode: Encode, give: Give) -> None:
         push, payload = encode()
         if push.slot >= 0:
             self.traffic.up += 4 * self._sizes[part]
         self.traffic.up_float += 4 * self._sizes[part]
-        self._protocol.push(push, payload, time.monotonic())
+        self._protocol.push(push, payload, time.monotonic(), give)
         with self._changed:
             self._unsent -= 1
             if self._unsent == 0:

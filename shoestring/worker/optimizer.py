@@ -108,7 +108,8 @@ class SharedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._take_in()
-        are_finite = [driver.send() for driver in self._drivers]
+        is_one = len(self._drivers) == 1  # else all skip if one must: none commits before all are sent
+        are_finite = [driver.send(commits=is_one) for driver in self._drivers]
         is_skipped = not all(are_finite) or self._finds_infinity()
         has_ended = [driver.step(skip=is_skipped) for driver in self._drivers]
         self._is_unscaled = False

@@ -49,6 +49,7 @@ def plans(**fixed):
         "weighted": st.booleans(),
         "unused": st.booleans(),
         "early": st.booleans(),
+        "carried": st.booleans(),
         "counted": st.booleans(),
     }
     return st.builds(Plan, **(drawn | {name: st.just(value) for name, value in fixed.items()}))

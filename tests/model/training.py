@@ -44,6 +44,7 @@ class Plan:
     weighted: bool = False
     unused: bool = False
     early: bool = True  # pushes are made before the step is committed to
+    carried: bool = True  # the commit goes with the last push
     counted: bool = False  # a launcher counts the processes that it starts
     saves: tuple[int, ...] = ()  # rounds with a checkpoint
     sets: tuple[int, ...] = ()  # rounds before which scripts set parameters and the optimizer's state
@@ -191,11 +192,11 @@ class Training:
             is_set = self.seq in self.plan.sets
             if is_set:
                 self.params = [self._set_values(part, self.seq)["params"] for part in self.parts]
+            changed = pack_flags(np.full(len(self.parts), is_set))
+            commit = say.Commit(self.seq, self._is_skipped(), changed, is_set)
             for part in reversed(self.parts):
-                self._push(part)
-            if self.plan.early:
-                changed = pack_flags(np.full(len(self.parts), is_set))
-                commit = say.Commit(self.seq, self._is_skipped(), changed, is_set)
+                self._push(part, commit if self.plan.carried and part is self.parts[0] else None)
+            if self.plan.early and not self.plan.carried:
                 self.protocol.commit(commit, partial(self._give, self.seq))
 
     def _has_looked(self) -> bool:
@@ -224,7 +225,7 @@ class Training:
     def _is_skipped(self) -> bool:
         return any(plan[:2] == (self.number, self.seq) for plan in self.plan.skips)
 
-    def _push(self, part) -> None:
+    def _push(self, part, commit: say.Commit | None) -> None:
         plan, index, seq = self.plan, part.index, self.seq
         codec = make(plan.codecs[seq % len(plan.codecs)])
         noise = np.random.default_rng((self.number, seq, index)).standard_normal(part.size)
@@ -254,9 +255,10 @@ class Training:
             bound=WHOLE_ROUND if seq <= plan.warmup else plan.bound,
             skip=skip,
             early=plan.early,
+            commit=commit if plan.early else None,
             save=seq in plan.saves,
         )
-        self.protocol.push(message, payload, self.now)
+        self.protocol.push(message, payload, self.now, partial(self._give, seq))
 
     def _apply(self, answer: Answer) -> None:
         index, message = answer.part, answer.message

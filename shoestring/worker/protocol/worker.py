@@ -164,8 +164,8 @@ class Worker:
         """Whether every shard knows that this worker has left."""
         return self._is_leaving and not self._leaving
 
-    def push(self, message: Push, payload: memoryview, now: float) -> None:
-        """Send the push of one part, for this worker itself."""
+    def push(self, message: Push, payload: memoryview, now: float, give: Give = nothing) -> None:
+        """Send the push of one part, for this worker itself; the last of a round may carry its commit."""
         home = self._homes[message.part]
         message.worker = message.sender = self._number
         message.incarnation = self.joining.incarnations[home]
@@ -173,14 +173,17 @@ class Worker:
         self._pushes[message.part, message.seq] = Request(home, message, payload, now, self._ask_after_s)
         self._unanswered[message.seq] += 1
         self.outbox.append((home, message, payload))
+        if message.commit is not None:
+            self.commit(message.commit, give, told=home)
 
-    def commit(self, commit: say.Commit, give: Give = nothing) -> None:
+    def commit(self, commit: say.Commit, give: Give = nothing, *, told: int = -1) -> None:
         """Say that all pushes of a round are made, or that the round is to be skipped.
 
-        `give` gives what the script has set of a part, until the round is answered.
+        `give` gives what the script has set of a part, until the round is answered; `told` is a shard that
+        has heard it.
         """
         self._commits[commit.seq] = commit, give
-        self.outbox.extend((shard, commit, EMPTY) for shard in sorted(set(self._homes)))
+        self.outbox.extend((shard, commit, EMPTY) for shard in sorted(set(self._homes) - {told}))
 
     def slots(self, part: int) -> set[int]:
         """The slots of shared memory that pushes of a part still need."""

@@ -23,7 +23,8 @@ from shoestring.model.parts import Part, pack_flags
 from shoestring.model.vectors import PARAMS, Vectors, pack
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND
-from shoestring.worker.coder import PartCoder, Terms
+from shoestring.worker.coder import Extra, PartCoder, Terms
+from shoestring.worker.protocol.worker import Give, nothing
 from shoestring.worker.replica.device import Ready
 from shoestring.worker.replica.replica import Replica
 from shoestring.worker.rounds.pilot import Pilot
@@ -88,7 +89,9 @@ class GradientRounds:
         self._answered = first_round - 1  # the last round whose answers were applied
         self._terms: Terms | None = None
         self._commit: say.Commit | None = None  # to the round that was sent
-        self._values: Mapping[int, Vector] = {}  # that the script has set before it, by part
+        self._is_committed = False
+        self._give: Give = nothing  # what the script has set before it
+        self._held: list[Part] = []  # the last part to have its gradients, until the step
         replica.note()
         self._changes = 0  # steps before which the script has changed parameters
         self._sent = SentGradients(replica)
@@ -127,8 +130,11 @@ class GradientRounds:
         """Raise unless the shards can do what the optimizer's groups say."""
         self._hyper()
 
-    def send(self) -> bool:
-        """Send what has not been sent; say whether all gradients of the step are finite."""
+    def send(self, *, commits: bool) -> bool:
+        """Send what has not been sent; say whether all gradients of the step are finite.
+
+        Commit to the round with the last push, unless `step` is to do so.
+        """
         if not self._is_synced:
             raise UsageError(
                 "`optimizer.step()` inside `no_sync()`", hint="leave the block before the last backward"
@@ -144,14 +150,19 @@ class GradientRounds:
         changed = self._changed_parts(terms)
         is_loaded = self.state.leave(terms.seq) and (terms.bound == WHOLE_ROUND or self._is_first)
         self.pilot.backward_done()
-        for part in reversed(self.replica.parts):
-            if part.index not in self._sent.parts:
-                self._push(part, terms)
+        commit = self._commit = say.Commit(terms.seq, changed=pack_flags(changed), loads=is_loaded)
+        self._give = partial(self._vectors, commit, self._set_values(changed))
+        unsent = [part for part in reversed(self.replica.parts) if part.index not in self._sent.parts]
+        for part in unsent:
+            self._sent.send(part, terms.seq)
+        unsent = [*self._held, *unsent]
+        for part in unsent[:-1]:
+            self._push(part, terms)
+        self._push(unsent[-1], terms, commit if commits else None)
+        self._is_committed = commits
         self.coder.exchange.wait_sent()
-        is_finite = self.coder.is_finite(terms.seq)
-        self._commit = say.Commit(terms.seq, not is_finite, pack_flags(changed), is_loaded)
-        self._values = self._set_values(changed)
-        return is_finite
+        commit.skip |= not self.coder.is_finite(terms.seq)
+        return not commit.skip
 
     def step(self, *, skip: bool = False) -> bool:
         """Commit to the round that was sent, then wait as the policy says and update the parameters.
@@ -162,8 +173,9 @@ class GradientRounds:
         terms, commit = self._open(), self._commit
         if commit is None:
             raise ValueError("a step of which nothing was sent")
-        commit.skip |= skip
-        self.coder.exchange.commit(commit, partial(self._give, commit, self._values))
+        if not self._is_committed:
+            commit.skip |= skip
+            self.coder.exchange.commit(commit, self._give)
         self._close()
         self.is_skipped = commit.skip and terms.bound != WHOLE_ROUND
         self.steps = self._sharing.step = terms.seq
@@ -185,7 +197,7 @@ class GradientRounds:
         self.coder.exchange.wait_sent()  # pushes are read in another thread
         yield
         self._sent.accept()
-        self._scaling.is_unscaled = True
+        self._scaling.unscaled()
 
     @contextlib.contextmanager
     def stepping(self, scaler: Any) -> Iterator[None]:
@@ -228,7 +240,7 @@ class GradientRounds:
         parts = [self.replica.parts[index] for index in np.flatnonzero(changed).tolist()]
         return {part.index: self.replica.read(part) for part in parts}
 
-    def _give(
+    def _vectors(
         self, commit: say.Commit, values: Mapping[int, Vector], index: int
     ) -> tuple[tuple[str, ...], memoryview]:
         """What the script has set of a part before a round, as its commit says."""
@@ -249,7 +261,7 @@ class GradientRounds:
                 if ready is not None:
                     ready.note([parameter])
             for part in whole:
-                self._push(self.replica.parts[part], self._open())
+                self._gradients_are_there(self.replica.parts[part], self._open())
 
         return is_ready
 
@@ -262,18 +274,27 @@ class GradientRounds:
             self._scaling.begin()
         return self._terms
 
-    def _push(self, part: Part, terms: Terms) -> None:
+    def _gradients_are_there(self, part: Part, terms: Terms) -> None:
+        """Push a part during backward; the last one goes with the step, to carry the commit."""
         self._sent.send(part, terms.seq)
+        if len(self._sent.parts) == len(self.replica.parts):
+            self._held.append(part)
+        else:
+            self._push(part, terms)
+
+    def _push(self, part: Part, terms: Terms, commit: say.Commit | None = None) -> None:
         ready = self._ready[part.index]
         if ready is not None:
             ready.note(self.replica.of(part))
             ready.close()
         is_checked = terms.bound == WHOLE_ROUND and part.index == terms.seq % len(self.replica.parts)
         checksums = partial(self.replica.checksums, part) if is_checked else bytes
-        self.coder.push(part, terms, PartGradient(self.replica, part, ready, self._scaling.scale), checksums)
+        source = PartGradient(self.replica, part, ready, self._scaling.scale)
+        self.coder.push(part, terms, source, Extra(checksums, commit, self._give if commit else nothing))
 
     def _close(self) -> None:
         self._terms = self._commit = None
+        self._held.clear()
         self._sent.clear()
         self._scaling.end()
         self._ready = self._fresh()

@@ -123,21 +123,22 @@ class Scaling:
 
     def __init__(self) -> None:
         self.scaler: Any = None  # that is stepping the optimizer
-        self.is_unscaled = False  # `unscale_` was called: gradients that are not sent yet are unscaled
+        self.is_unscaled = False  # `unscale_` was called
+        self.scale: LossScale | None = None  # to be taken out of gradients that are sent now
         self._uses = uses()
         self._scale: LossScale | None = None  # of the gradients that were sent; none: they are as they are
         self._has_begun = False
         watch()
 
-    @property
-    def scale(self) -> LossScale | None:
-        """What is to be taken out of gradients that are sent now."""
-        return None if self.is_unscaled else self._scale
-
     def begin(self) -> None:
         """Find the scale of a step's gradients, when the first of them are sent."""
         self._has_begun = True
         self._scale = LossScale() if self._uses != uses() else None
+        self.scale = None if self.is_unscaled else self._scale
+
+    def unscaled(self) -> None:
+        """Gradients that are not sent yet are unscaled from now on."""
+        self.is_unscaled, self.scale = True, None
 
     def check(self, *, has_gradients: bool) -> None:
         """Raise unless the optimizer is stepped as its gradients were sent."""
@@ -168,4 +169,5 @@ class Scaling:
     def end(self) -> None:
         """The step is over."""
         self.is_unscaled = self._has_begun = False
-        self._scale, self._uses = None, uses()
+        self.scale = self._scale = None
+        self._uses = uses()

@@ -411,6 +411,23 @@ def test_early_pushes_are_summed_and_wait_for_the_commits_of_all():
     assert len(talk.shard._waiting) == 0
 
 
+def test_the_last_push_may_carry_the_commit():
+    talk, plain = Talk().begin(), Talk().begin()
+    for worker in (0, 1):
+        talk.push(1, worker, 1, early=True)
+    for worker in (0, 1):
+        talk.push(0, worker, 1, early=True, commit=say.Commit(1))
+    assert kinds(talk.work()) == ["0.1 Full", "1.1 Full"] * 2
+    plain.round(1)
+    assert talk.params() == plain.params()
+    assert "another round" in refusal(talk.push(0, 0, 2, early=True, commit=say.Commit(1))).message
+    talk.push(1, 0, 2, early=True)
+    talk.push(1, 1, 2, early=True)
+    talk.push(0, 0, 2, early=True, commit=say.Commit(2))
+    talk.push(0, 1, 2, early=True, commit=say.Commit(2, skip=True))
+    assert set(kinds(talk.work())) == {"0.1 Delta", "1.1 Delta"}
+
+
 def test_commits_that_come_first_let_each_part_go_on_by_itself():
     talk = Talk().begin()
     for worker in (0, 1):

@@ -96,6 +96,7 @@ FIELDS = {
     typing.get_args(say.Names)[0]: names,
     list[list[float]]: hypers,
     say.Decisions | None: st.none() | decisions,
+    say.Commit | None: st.none() | st.builds(say.Commit, st.integers(1, 4), st.booleans()),
 }
 
 

@@ -30,6 +30,7 @@ SAMPLES = (
         skip=True,
         early=True,
         checksums=b"\x01\x02\x03\x04",
+        commit=say.Commit(2, True),
         save=True,
         slot=1,
         statistics=b"s",

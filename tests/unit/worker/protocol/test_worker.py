@@ -260,6 +260,43 @@ def test_a_slow_link_has_time_for_what_is_on_it():
         worker.tick(161.0)
 
 
+def test_a_commit_goes_with_the_last_push_and_to_the_other_shards():
+    worker = joined(shards=2, homes=(0, 1))
+    worker.push(*push_of(1, 0, 1, early=True), 1.0)
+    message, payload = push_of(0, 0, 1, early=True, commit=say.Commit(1, True))
+    worker.push(message, payload, 1.0, lambda part: (("params",), VALUES[part]))
+    assert [(shard, type(sent)) for shard, sent in said(worker)] == [
+        (1, say.Push),
+        (0, say.Push),
+        (1, say.Commit),
+    ]
+    worker.handle(1, say.Wanted(1, 1), EMPTY, 1.5)
+    assert list(worker.outbox)[-1] == (1, say.Put(1, 1, ("params",)), VALUES[1])
+    worker.handle(1, say.Wanted(1, 2), EMPTY, 1.5)
+    assert said(worker) == [(1, say.Put(1, 1, ("params",)))]
+    worker.tick(6.1)
+    assert said(worker)[:2] == [(1, say.Commit(1, True)), (1, say.Ask(1, 1, 0))]
+
+
+def test_the_state_is_asked_for_part_by_part_until_all_of_it_came():
+    worker = joined(shards=2, homes=(0, 1))
+    worker.ask_state(3, 1.0)
+    asked = [(0, say.AskState(0, 3)), (1, say.AskState(1, 3))]
+    assert said(worker) == asked
+    worker.handle(0, say.State(0, 2, ()), EMPTY, 1.5)  # an earlier question's
+    worker.handle(1, say.State(1, 3, ("steps",)), VALUES[1], 1.5)
+    worker.handle(1, say.State(1, 3, ("steps",)), VALUES[1], 1.5)
+    assert not worker.has_state
+    worker.tick(7.0)
+    assert said(worker) == []  # the answer may be on its way
+    worker.handle(0, say.Beat(6.5), EMPTY, 7.5)
+    worker.tick(8.0)
+    assert said(worker) == asked[:1]
+    worker.handle(0, say.State(0, 3, ("steps",)), VALUES[0], 8.5)
+    assert worker.has_state
+    assert {part: message.round for part, (message, _) in worker.states.items()} == {0: 3, 1: 3}
+
+
 def test_a_commit_goes_to_the_shards_that_hold_parts_and_again_with_every_question():
     worker = joined(shards=3, homes=(0, 2))
     for part in (0, 1):

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -260,17 +261,17 @@ def test_what_is_lost_on_the_way_is_said_again(monkeypatch, lost):
     monkeypatch.setattr("shoestring.worker.protocol.requests.Request.pause_s", 0.05)
     monkeypatch.setattr("shoestring.worker.protocol.worker.BEAT_S", 0.02)
     monkeypatch.setattr("shoestring.worker.exchange.BEAT_S", 0.02)
-    with Cluster(1, 1, ask_after_s=0.05) as cluster:
-        (shard,) = cluster.shards
-        handle, dropped = shard.handle, []
+    dropped = []
 
-        def lose(sender, message, payload, now):
-            if isinstance(message, lost) and len(dropped) < 2:
-                dropped.append(message)
-            else:
-                handle(sender, message, payload, now)
+    def lose(handle, sender, message, payload, now):
+        if isinstance(message, lost) and len(dropped) < 2:
+            dropped.append(message)
+        else:
+            handle(sender, message, payload, now)
 
-        shard.handle = lose
+    with Cluster(1, 2, ask_after_s=0.05) as cluster:
+        for shard in cluster.shards:
+            shard.handle = partial(lose, shard.handle)
         with cluster.session(0) as here:
             model = net()
             optimizer = wrapped(here, model, OPTIMIZERS["adamw"](model.parameters()))
