@@ -19,26 +19,24 @@ _KEPT = 4  # rounds of each worker: it has no more under way
 
 
 class Commits:
-    """The last commits of each worker, by the incarnation that said them."""
+    """The last commits of each worker, by the incarnation that said them and the round.
+
+    Those of a former life are among them: a sum may wait for another worker's commit.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], dict[int, Commit]] = {}  # by worker and incarnation, by round
+        self._known: dict[int, dict[tuple[int, int], Commit]] = {}  # by worker
 
     def add(self, worker: int, incarnation: int, commit: Commit) -> None:
         """Note what a worker has said; the first time counts."""
-        known = self._known.setdefault((worker, incarnation), {})
-        known.setdefault(commit.seq, commit)
-        for seq in sorted(known)[:-_KEPT]:
-            del known[seq]
+        known = self._known.setdefault(worker, {})
+        known.setdefault((incarnation, commit.seq), commit)
+        for key in sorted(known)[:-_KEPT]:
+            del known[key]
 
     def of(self, worker: int, incarnation: int, seq: int) -> Commit | None:
         """What a worker has said of a round."""
-        return self._known.get((worker, incarnation), {}).get(seq)
-
-    def forget_older(self, worker: int, incarnation: int) -> None:
-        """Drop what former lives of a worker have said."""
-        for key in [key for key in self._known if key[0] == worker and key[1] < incarnation]:
-            del self._known[key]
+        return self._known.get(worker, {}).get((incarnation, seq))
 
 
 def wants_of(commits: Mapping[int, Commit], holding: Holding) -> tuple[str, ...]:

@@ -244,7 +244,6 @@ class Shard:
                 rounds.ledger.refuse_older(member.worker, member.incarnation)
             for rounds in self.parts.values():
                 rounds.enter(member.worker, member.incarnation, first)
-            self._commits.forget_older(member.worker, member.incarnation)
             self.members.enter(member, first)
             self._stirred.update(self.parts)
             for index in self.parts:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import Phase, given, note, settings
+from hypothesis import Phase, example, given, note, settings
 from hypothesis import strategies as st
 
 from shoestring.model import parts
@@ -142,6 +142,18 @@ def test_what_scripts_set_and_see_is_the_same_whatever_is_lost(plan, faults, see
 
 
 @settings(phases=PHASES, max_examples=40)
+@example(  # worker 1 comes back while a sum with its commit waits for another worker's
+    Plan(
+        table(2.0, "bfloat16"),
+        skips=((0, 2, 1),),
+        weighted=True,
+        carried=False,
+        sets=(2, 3),
+        looks=True,
+    ),
+    Faults(reset=0.01, kill=0.003, kills=2, lease_s=20.0),
+    421,
+)
 @given(plans(early=True, delay=0, looks=True, sets=(2, 3), bound=say.WHOLE_ROUND), deaths, seeds)
 def test_what_the_first_worker_sees_is_of_one_round_whoever_dies(plan, faults, seed):
     Simulation(plan, faults, seed).run()
