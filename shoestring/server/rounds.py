@@ -19,17 +19,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shoestring.codec.base import Vector
-from shoestring.errors import JoinError, ShoestringError, WireError
+from shoestring.errors import JoinError, WireError
 from shoestring.model.layers import CHANNEL_LIMIT
 from shoestring.model.parts import Part, layers_of
 from shoestring.model.table import Table, precision_of
-from shoestring.server.commits import Commits, wants_of
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger, Verdict
 from shoestring.server.masters import MasterHolding
 from shoestring.server.means import MeanHolding
 from shoestring.server.members import Members
-from shoestring.server.work import Contribution, Work
+from shoestring.server.work import Commits, Contribution, Work
 from shoestring.wire.messages import WHOLE_ROUND, Commit, Push
 
 AHEAD = 2  # rounds a worker may push before the part has finished them
@@ -178,25 +177,8 @@ class PartRounds:
             self.work = Work(self, item.push.seq, [item], False, members.expected)
         if self.work is not None:
             self.work.scale = None if self.work.clip else 1.0
-            self.look(self.work)
+            self.work.look()
         return self.work
-
-    def look(self, work: Work) -> None:
-        """Find out whether the round of some work is skipped, and what is put, if all have said so."""
-        pushes = [item.push for item in work.contributions]
-        commits = [self.commit_of(push) for push in pushes]
-        if all(commit is not None or not push.early for push, commit in zip(pushes, commits, strict=True)):
-            said = {p.worker: commit for p, commit in zip(pushes, commits, strict=True) if commit is not None}
-            work.skip = any(push.skip for push in pushes) or any(commit.skip for commit in said.values())
-            try:
-                work.wants = wants_of(said, self.holding)
-            except ShoestringError as error:
-                work.error = error
-
-    def missing(self, work: Work) -> set[int]:
-        """The workers whose commits some work waits for."""
-        pushes = (item.push for item in work.contributions)
-        return {push.worker for push in pushes if push.early and self.commit_of(push) is None}
 
     @property
     def has_queue(self) -> bool:

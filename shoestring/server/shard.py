@@ -25,13 +25,12 @@ from shoestring.model.table import (
     read_table,
 )
 from shoestring.model.vectors import PARAMS, unpack
-from shoestring.server.commits import Commits
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger
 from shoestring.server.members import Member, Members
+from shoestring.server.readers import Readers
 from shoestring.server.rounds import PartRounds, holding_of
-from shoestring.server.waiting import Readers, Waiting
-from shoestring.server.work import Work
+from shoestring.server.work import Commits, Waiting, Work
 from shoestring.wire import messages as say
 from shoestring.wire.messages import Message
 from shoestring.wire.shared import SLOTS, Segment
@@ -67,7 +66,7 @@ class Shard:
         self._readers = Readers(self.members, self._send)
         self._asks: dict[tuple[int, int], say.Ask] = {}  # by part and worker: the part is being worked on
         self._commits = Commits()
-        self._waiting = Waiting(self._commits, self._contributors, self._send)
+        self._waiting = Waiting(self._contributors, self._send)
         self._decided: list[Work] = []
         self._stirred: set[int] = set()  # parts that may have work
         self._spares: list[Vector] = []  # memory for sums, used again
@@ -255,7 +254,7 @@ class Shard:
 
     def _pull(self, member: Member, pull: say.Pull) -> None:
         self._rounds_of(pull.part)
-        self._readers.pull(member.worker, pull)
+        self._readers.ask(member.worker, pull)
         if pull.part not in self.is_filled and member.worker == 0:  # the first worker brings parameters
             self._send(member.identity, say.Missing(pull.part, 0))
         self._answer_readers()
@@ -277,7 +276,7 @@ class Shard:
 
     def _ask_state(self, member: Member, ask: say.AskState) -> None:
         self._rounds_of(ask.part)
-        self._readers.ask_state(member.worker, ask)
+        self._readers.ask(member.worker, ask)
         self._answer_readers()
 
     def _push(self, member: Member, push: say.Push, payload: memoryview) -> None:
@@ -479,7 +478,8 @@ class Shard:
             self._reply(index, present[worker], replies, seq)
 
     def _answer_readers(self) -> None:
-        self._readers.answer(self.parts, self.is_filled)
+        if self._readers.waiting:
+            self._readers.answer(self.parts, self.is_filled)
 
     def _scale(self, scale: say.Scale) -> None:
         if not 0.0 <= scale.scale <= 1.0:

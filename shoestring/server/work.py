@@ -1,11 +1,18 @@
 """One update of a part: its contributions are summed, then the rule is applied and the answer encoded.
 
-`run` may be called on any thread. It goes as far as is known: where pushes came before their workers'
-steps, or are clipped, the sum waits for commits (`commits.py`) and for the scale, and is run once more.
 Contributions are summed in the order of the workers, not of arrival, so the bits do not depend on timing.
+
+Gradients leave during backward, when nobody knows yet whether all of them are finite. A shard sums them
+as they come, and updates no part before it has the commits of all who push to the round. So a step is
+taken whole, or by no part of any shard. A commit also tells what the script has set since the last round,
+which must be the same on all workers.
+
+So a sum may wait: for commits, for the scale to clip by, or for what the script has set. Whatever it is,
+it comes with a message to the shard, which then asks `Waiting` what can go on. Nothing waits for a worker
+that is gone: what it has not committed to is dropped, and the others' sum is made anew.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
@@ -15,15 +22,40 @@ from numpy.typing import NDArray
 from shoestring.codec.base import Vector
 from shoestring.codec.registry import LOSSLESS, codec_of
 from shoestring.errors import ShoestringError, UsageError
-from shoestring.model.parts import unpack_used
-from shoestring.model.statistics import unpack
-from shoestring.model.vectors import PARAMS, Vectors, checksums_of
+from shoestring.model import statistics
+from shoestring.model.parts import is_flagged, unpack_used
+from shoestring.model.vectors import PARAMS, Vectors, checksums_of, state_names, unpack
 from shoestring.server import rules
-from shoestring.server.holding import Reply
-from shoestring.wire.messages import WHOLE_ROUND, WIDE, Decisions, Push
+from shoestring.server.holding import Holding, Reply
+from shoestring.server.members import Member
+from shoestring.wire import messages as say
+from shoestring.wire.messages import WHOLE_ROUND, WIDE, Commit, Decisions, Push
 
 if TYPE_CHECKING:
     from shoestring.server.rounds import PartRounds
+
+_KEPT = 4  # rounds of each worker: it has no more under way
+
+
+class Commits:
+    """The last commits of each worker, by the incarnation that said them and the round.
+
+    Those of a former life are among them: a sum may wait for another worker's commit.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[tuple[int, int], Commit]] = {}  # by worker
+
+    def add(self, worker: int, incarnation: int, commit: Commit) -> None:
+        """Note what a worker has said; the first time counts."""
+        known = self._known.setdefault(worker, {})
+        known.setdefault((incarnation, commit.seq), commit)
+        for key in sorted(known)[:-_KEPT]:
+            del known[key]
+
+    def of(self, worker: int, incarnation: int, seq: int) -> Commit | None:
+        """What a worker has said of a round."""
+        return self._known.get(worker, {}).get((incarnation, seq))
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +107,28 @@ class Work:
     def has_norm(self) -> bool:
         """Whether the norm over all parts is waited for, of which this part's is known."""
         return self.clip and self.total is not None and self.scale is None
+
+    @property
+    def _commits(self) -> list[Commit | None]:
+        return [self.rounds.commit_of(item.push) for item in self.contributions]
+
+    def uncommitted(self) -> set[int]:
+        """The workers whose commits are waited for."""
+        pairs = zip(self.contributions, self._commits, strict=True)
+        return {item.worker for item, commit in pairs if item.push.early and commit is None}
+
+    def look(self) -> None:
+        """Find out whether the round is skipped, and what is put, if all have said so."""
+        if self.uncommitted():
+            return
+        pairs = zip(self.contributions, self._commits, strict=True)
+        said = {item.worker: commit for item, commit in pairs if commit is not None}
+        skips = any(commit.skip for commit in said.values())
+        self.skip = skips or any(item.push.skip for item in self.contributions)
+        try:
+            self.wants = wants_of(said, self.rounds.holding)
+        except ShoestringError as error:
+            self.error = error
 
     def run(self) -> None:
         """Sum, and once all is known that the update needs, update and encode."""
@@ -245,8 +299,138 @@ class Work:
             return b""
         seen = [item.push.statistics for item in self.contributions if item.push.statistics]
         share = 1 / max(len(seen), 1) if self.is_whole else 1 / self.workers
-        history.take([unpack(data, history.layers) for data in seen], share)
+        history.take([statistics.unpack(data, history.layers) for data in seen], share)
         return history.pack()
+
+
+class Waiting:
+    """The sums of one shard that wait, by round and part."""
+
+    def __init__(self, present: Callable[[Work], Sequence[Member]], send: Callable[..., None]) -> None:
+        self._present = present  # of those who have pushed to some work, in order
+        self._send = send
+        self._works: dict[int, dict[int, Work]] = {}
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def add(self, index: int, work: Work) -> None:
+        """Keep a sum until it can go on. Where it is clipped, tell its norm."""
+        self._works.setdefault(work.seq, {})[index] = work
+        work.missing = work.uncommitted()
+        if work.has_norm:  # the norm over all parts and shards comes first
+            for member in self._present(work):
+                self._send(member.identity, say.Norm(index, work.seq, work.squares))
+
+    def has(self, seq: int, index: int) -> bool:
+        """Whether a part's sum of a round waits."""
+        return index in self._works.get(seq, ())
+
+    def remind(self, seq: int, index: int, member: Member) -> None:
+        """Say again to a worker that asks what it may not have heard."""
+        work = self._works[seq][index]
+        if work.has_norm:
+            self._send(member.identity, say.Norm(index, seq, work.squares))
+        self._ask_for_put(index, work, member.worker)
+
+    def scale(self, seq: int, scale: float) -> None:
+        """Take the scale of a round; the first counts."""
+        # Whoever knows the norm has heard of every part: all that need it are here.
+        for work in self._works.get(seq, {}).values():
+            if work.scale is None:
+                work.scale = scale
+
+    def put(self, member: Member, put: say.Put, payload: memoryview) -> None:
+        """Take what a script has set a part to, from the worker that was asked."""
+        work = self._works.get(put.seq, {}).get(put.part)
+        if work is None or work.put is not None or self._giver(work) is not member:
+            return  # it came again, or late
+        vectors = unpack(put.names, payload, work.rounds.holding.part, work.rounds.holding.rule)
+        if put.names == work.wants:
+            work.put = vectors
+
+    def decide(self, seq: int, worker: int = -1) -> list[Work]:
+        """Take out the sums of a round that can go on, the lowest part first.
+
+        `worker` has just committed to it. A model may have a thousand parts and a run a hundred workers: so
+        it is not asked of every sum with every commit who has committed.
+        """
+        works = self._works.get(seq, {})
+        decided = []
+        for index in sorted(works):
+            work = works[index]
+            work.missing.discard(worker)
+            if work.skip is None and not work.missing:
+                work.look()
+            if work.is_decided:
+                decided.append(works.pop(index))
+            elif not work.is_asked:
+                self._ask_for_put(index, work)
+        if not works:
+            self._works.pop(seq, None)
+        return decided
+
+    def drop_orphans(self) -> list[int]:
+        """Give up what waits for what nobody can say any more; return the parts."""
+        waiting = [(index, work) for works in self._works.values() for index, work in works.items()]
+        return [index for index, work in waiting if self.drop_orphan(index, work)]
+
+    def drop_orphan(self, index: int, work: Work) -> bool:
+        """Give a sum up if it waits for what nobody can say any more; say whether.
+
+        A scale can be named by all who have pushed to the round, a commit by one alone: what that one
+        has pushed is dropped.
+        """
+        there = {member.worker for member in self._present(work)}
+        lost = [worker for worker in work.uncommitted() if worker not in there]
+        if there and not lost:
+            self._ask_for_put(index, work)
+            return False
+        work.rounds.drop(work, lost or None)
+        del self._works[work.seq][index]
+        if not self._works[work.seq]:
+            del self._works[work.seq]
+        return True
+
+    def _giver(self, work: Work) -> Member | None:
+        """The worker whose values count where the script has set them."""
+        return next(iter(self._present(work)), None)
+
+    def _ask_for_put(self, index: int, work: Work, worker: int | None = None) -> None:
+        """Ask for what is put, or remind one worker of it, if that is the one that gives it."""
+        if not work.wants or work.put is not None:
+            return
+        giver = self._giver(work)
+        if giver is not None and worker in (None, giver.worker):
+            work.is_asked = True
+            self._send(giver.identity, say.Wanted(index, work.seq))
+
+
+def wants_of(commits: Mapping[int, Commit], holding: Holding) -> tuple[str, ...]:
+    """The vectors of a part that workers have set before a round; raise if some have and others have not."""
+    index = holding.part.index
+    changed = [w for w, commit in commits.items() if commit.changed and is_flagged(commit.changed, index)]
+    if changed and len(changed) < len(commits):
+        first, last = holding.names[0], holding.names[-1]
+        where = f"`{first}`" if first == last else f"`{first}` to `{last}`"
+        raise UsageError(
+            f"parameters ({where}) were changed by the script on {_named(changed)} alone",
+            hint="change parameters on all workers alike, between the same steps, or before `wrap`, "
+            "which takes the first worker's; `model = shoestring.wrap(model)` leaves them to each worker",
+        )
+    loads = [worker for worker, commit in commits.items() if commit.loads]
+    if loads and len(loads) < len(commits):
+        raise UsageError(
+            f"the optimizer's state was set on {_named(loads)} alone",
+            hint="call `optimizer.load_state_dict` on all workers, between the same steps, or on the "
+            "first one before `wrap`",
+        )
+    params = (PARAMS,) if changed else ()
+    return params + (state_names(holding.rule) if loads else ())
+
+
+def _named(workers: Sequence[int]) -> str:
+    return f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))}"
 
 
 def _quads(sums: bytes) -> list[bytes]:

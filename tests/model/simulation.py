@@ -252,5 +252,5 @@ class Simulation:
             assert all(len(given) <= AHEAD + 1 for given in rounds._given.values())
         for shard in self.shards:
             most = self.plan.workers * max(1, len(shard.parts))
-            assert len(shard._readers) <= 2 * most
+            assert len(shard._readers.waiting) <= 2 * most
             assert len(shard._asks) <= most

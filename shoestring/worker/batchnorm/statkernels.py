@@ -1,4 +1,4 @@
-"""The loops of `statistics.py`, compiled, as those of the shards are (`server/statkernels.py`).
+"""The loops of `statistics.py`, compiled, as those of the shards are (`model/statkernels.py`).
 
 `widths` are the channels of each layer.
 """

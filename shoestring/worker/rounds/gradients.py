@@ -4,13 +4,16 @@ For `EveryStep`, `Bounded` and `Async`. Each part is pushed as soon as backward 
 all its gradients, while backward goes on with the rest. `step` sends what is left, waits
 for the answers its policy asks for, and only there changes parameters. It commits the worker to the
 round: before, no shard updates anything, as some gradient may turn out not to be finite.
+
+What a script does to gradients that have left (clips them, adds to them, drops them) would not reach the
+shards, so it is refused, with the line to write instead.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -19,22 +22,23 @@ from torch import Tensor
 
 from shoestring.codec.base import Vector
 from shoestring.errors import UsageError
-from shoestring.model.parts import Part, pack_flags
-from shoestring.model.vectors import PARAMS, Vectors, pack
+from shoestring.model.parts import Part
 from shoestring.wire import messages as say
 from shoestring.wire.messages import WHOLE_ROUND
 from shoestring.worker.coder import Extra, PartCoder, Terms
 from shoestring.worker.protocol.worker import Give, nothing
 from shoestring.worker.replica.device import Ready
 from shoestring.worker.replica.replica import Replica
+from shoestring.worker.rounds.changes import Changes
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.policy import Async, Bounded, EveryStep
-from shoestring.worker.rounds.scale import LossScale, Scaling
-from shoestring.worker.rounds.sent import SentGradients
+from shoestring.worker.rounds.scale import LossScale, Scaling, versions_of_a_look
 from shoestring.worker.rounds.sharing import Sharing
 from shoestring.worker.rounds.state import ShardState
 
 NO_BOUND = 1 << 30
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes a value
+_MEAN = "`model = shoestring.wrap(model)`"
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,121 @@ class PartGradient:
 
     def _factor(self) -> float:
         return 1.0 if self.scale is None else self.scale.inverse
+
+
+class SentGradients:
+    """Follows the gradients of one round, from their backward pass to the step.
+
+    It knows which parts are whole, and what was sent. A later change shows in the gradient's object or its
+    version; of changes that bypass versions (`.grad.data`) those of one part in turn show in a sum over its
+    bits. Used by the threads of backward and of the script.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._seen: dict[int, tuple[Tensor, int]] = {}  # by parameter: its gradient and the version of that
+        self._sent: dict[int, tuple[Tensor | None, int]] = {}
+        self._sums: list[tuple[int, Tensor]] = []  # over the bits of some that were sent, by parameter
+        self.parts: set[int] = set()  # that were sent
+        self._left = self._all_pieces()
+
+    def arrive(self, index: int) -> Sequence[int]:
+        """Note that backward has added to a parameter's gradient; return the parts that are whole now."""
+        gradient = self._replica.parameters[index].grad
+        if gradient is None:
+            return ()
+        parts = self._replica.parts_of_parameter[index]
+        before = self._seen.get(index)
+        self._seen[index] = (gradient, gradient._version)
+        if before is not None:
+            is_dropped = gradient is not before[0] or gradient._version > before[1] + 1
+            if is_dropped and self.parts:
+                self._refuse_dropped(index)
+            if any(part in self.parts for part in parts):
+                self._refuse_second(index)
+            if not is_dropped:
+                return ()
+            self._seen = {index: self._seen[index]}  # a fresh start: nothing was sent of what was dropped
+            self._left = self._all_pieces()
+        for part in parts:
+            self._left[part] -= 1
+        return [part for part in parts if self._left[part] == 0]
+
+    def send(self, part: Part, seq: int) -> None:
+        """Note the gradients of a part as they are sent in round `seq`."""
+        self.parts.add(part.index)
+        is_summed = part.index == seq % len(self._replica.parts)
+        for piece in part.pieces:
+            gradient = self._replica.parameters[piece.tensor].grad
+            self._sent[piece.tensor] = (gradient, -1 if gradient is None else gradient._version)
+            if is_summed and gradient is not None and not gradient.is_sparse:
+                self._sums.append((piece.tensor, _sum_of_bits(gradient)))
+
+    def check(self) -> None:
+        """Raise if a gradient is not what was sent of it."""
+        for index, (gradient, version) in self._sent.items():
+            own = self._replica.parameters[index].grad
+            if own is None and gradient is not None:
+                self._refuse_dropped(index)
+            if own is not gradient or (own is not None and own._version != version):
+                self._refuse_changed(index)
+        for index, bits in self._sums:
+            gradient = self._sent[index][0]
+            if gradient is not None and not torch.equal(bits, _sum_of_bits(gradient)):
+                self._refuse_changed(index)
+
+    def accept(self) -> None:
+        """Take gradients as they are now for what was sent, as a `GradScaler` has worked on them in place.
+
+        Raise if anything else has changed them, too.
+        """
+        for index, (gradient, version) in self._sent.items():
+            if gradient is not self._replica.parameters[index].grad:
+                self._refuse_changed(index)
+            if gradient is not None:
+                if gradient._version > version + versions_of_a_look():
+                    self._refuse_changed(index)
+                self._sent[index] = (gradient, gradient._version)
+        self._sums = [
+            (index, _sum_of_bits(gradient))
+            for index, gradient in ((index, self._sent[index][0]) for index, _ in self._sums)
+            if gradient is not None
+        ]
+
+    def clear(self) -> None:
+        """Begin another round."""
+        self._seen.clear()
+        self._sent.clear()
+        self._sums.clear()
+        self.parts.clear()
+        self._left = self._all_pieces()
+
+    def _all_pieces(self) -> list[int]:
+        return [len(part.pieces) for part in self._replica.parts]
+
+    def _refuse_changed(self, index: int) -> NoReturn:
+        raise UsageError(
+            f"the gradient of `{self._name(index)}` was changed after it was sent, which is during backward",
+            hint="clip by norm with `wrap(..., clip_norm=...)`; for clipping by value and all other changes "
+            f"use {_MEAN}: there `.grad` is the mean of all workers' when `backward()` returns",
+        )
+
+    def _refuse_dropped(self, index: int) -> NoReturn:
+        raise UsageError(
+            f"the gradient of `{self._name(index)}` was dropped without `optimizer.step()`, after it was "
+            "sent during backward: the shards wait for that step",
+            hint=f"use {_MEAN}, which takes dropped gradients, or decide before `backward()` whether to step",
+        )
+
+    def _refuse_second(self, index: int) -> NoReturn:
+        raise UsageError(
+            f"a second backward pass changed the gradient of `{self._name(index)}`, "
+            "which is on its way already",
+            hint=f"put all but the last backward pass of a step into `with model.no_sync():`, or use {_MEAN}",
+        )
+
+    def _name(self, index: int) -> str:
+        return self._replica.tensors[index].name
 
 
 class GradientRounds:
@@ -84,7 +203,6 @@ class GradientRounds:
         self._sharing = sharing
         self._hyper = hyper
         self.state = state
-        self._is_first = is_first
         self._is_synced = True
         self._answered = first_round - 1  # the last round whose answers were applied
         self._terms: Terms | None = None
@@ -92,8 +210,7 @@ class GradientRounds:
         self._is_committed = False
         self._give: Give = nothing  # what the script has set before it
         self._held: list[Part] = []  # the last part to have its gradients, until the step
-        replica.note()
-        self._changes = 0  # steps before which the script has changed parameters
+        self._changes = Changes(replica, state, coder.notice, is_first=is_first)
         self._sent = SentGradients(replica)
         self._scaling = Scaling()
         self.is_skipped = False  # whether the last step has come to no update
@@ -147,11 +264,10 @@ class GradientRounds:
         self._refuse_changed_rates()
         self.replica.refuse_converted()
         terms = self._open()
-        changed = self._changed_parts(terms)
-        is_loaded = self.state.leave(terms.seq) and (terms.bound == WHOLE_ROUND or self._is_first)
         self.pilot.backward_done()
-        commit = self._commit = say.Commit(terms.seq, changed=pack_flags(changed), loads=is_loaded)
-        self._give = partial(self._vectors, commit, self._set_values(changed))
+        is_late = self._answered < self.steps
+        commit, self._give = self._changes.commit(terms, is_late=is_late)
+        self._commit = commit
         unsent = [part for part in reversed(self.replica.parts) if part.index not in self._sent.parts]
         for part in unsent:
             self._sent.send(part, terms.seq)
@@ -212,42 +328,6 @@ class GradientRounds:
     def shown_round(self) -> int:
         """The round whose state a script sees: the last one pushed, where rounds are those of all workers."""
         return self.steps if self._bound(max(self.steps, 1)) == WHOLE_ROUND else 0
-
-    def _changed_parts(self, terms: Terms) -> NDArray[np.bool_]:
-        """The parts whose parameters the script has changed since the last round; raise where it must not."""
-        changed = np.zeros(len(self.replica.parts), bool)
-        indices = self.replica.changed()
-        for index in indices:
-            changed[self.replica.parts_of_parameter[index]] = True
-        is_late = self._answered < self.steps  # an answer is under way that is for other values
-        if indices and (is_late or terms.bound != WHOLE_ROUND):
-            raise UsageError(
-                f"the script has changed parameter `{self.replica.tensors[indices[0]].name}` since the last "
-                "step, and with this policy updates are under way that are for its old value",
-                hint='change parameters before `wrap`, or take `policy="every"`; '
-                "`model = shoestring.wrap(model)` leaves them to the script",
-            )
-        self._changes += bool(indices)
-        if indices and self._changes == 2:
-            self.coder.notice(
-                f"the script changes parameters itself (`{self.replica.tensors[indices[0]].name}`): in such "
-                "steps they travel to the shards and back uncompressed"
-            )
-        return changed
-
-    def _set_values(self, changed: NDArray[np.bool_]) -> Mapping[int, Vector]:
-        """Copy the parts that the script has changed: where answers are delayed it may change them again."""
-        parts = [self.replica.parts[index] for index in np.flatnonzero(changed).tolist()]
-        return {part.index: self.replica.read(part) for part in parts}
-
-    def _vectors(
-        self, commit: say.Commit, values: Mapping[int, Vector], index: int
-    ) -> tuple[tuple[str, ...], memoryview]:
-        """What the script has set of a part before a round, as its commit says."""
-        vectors: Vectors = {PARAMS: values[index]} if index in values else {}
-        if commit.loads:
-            vectors |= self.state.give(commit.seq, self.replica.parts[index])
-        return tuple(vectors), pack(vectors)
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         parts = self.replica.parts_of_parameter[index]
@@ -325,3 +405,7 @@ class GradientRounds:
                 "which sent it with the gradients, and `optimizer.step()`",
                 hint="change it after `optimizer.step()`, or before `backward()`",
             )
+
+
+def _sum_of_bits(gradient: Tensor) -> Tensor:
+    return gradient.detach().view(_BITS[gradient.element_size()]).sum()

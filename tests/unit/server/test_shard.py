@@ -73,7 +73,7 @@ def test_a_pull_waits_for_its_round_and_for_work_under_way():
     work.run()
     talk.shard.finish(work)
     assert kinds(talk.heard()) == ["0.1 Delta", "0.1 Full"]
-    assert len(talk.shard._readers) == 0
+    assert len(talk.shard._readers.waiting) == 0
 
 
 def test_asking():

@@ -76,7 +76,7 @@ def test_a_question_that_was_answered_while_waiting_is_answered_once():
     for _ in range(3):
         talk.tell(0, say.AskState(0, 1))
     assert kinds(talk.round(1)).count("0.1 State") == 1
-    assert len(talk.shard._readers) == 0
+    assert len(talk.shard._readers.waiting) == 0
 
 
 def test_many_questions_cost_one_copy():
