@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 SHARED, STATE, FIRST, OWN = "shared", "state", "first", "own"
+AGREED = f"{SHARED}.agreed"  # in some round of local steps, whose number follows
 
 
 class Error(msgspec.Struct, frozen=True):

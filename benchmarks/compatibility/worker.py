@@ -26,6 +26,7 @@ from benchmarks.compatibility.shake import Shaken
 from benchmarks.compatibility.worlds import (
     WORKERS,
     DdpWorld,
+    LocalWorld,
     WrapModelWorld,
     WrapOptimizerWorld,
     await_files,
@@ -35,7 +36,7 @@ from shoestring.errors import LinkError, ShoestringError
 
 FAILED = 70
 DDP = "ddp"
-_WORLDS = {"wrap-model": WrapModelWorld, "wrap-optimizer": WrapOptimizerWorld, "local": WrapOptimizerWorld}
+_WORLDS = {"wrap-model": WrapModelWorld, "wrap-optimizer": WrapOptimizerWorld, "local": LocalWorld}
 _OTHER_S = 3.0  # the other worker may be about to say the same
 _SLACK_S = 15.0
 
@@ -82,7 +83,7 @@ def _run(case: Case, world: str, folder: Path, rank: int, around: AbstractContex
         with around:
             found = case.script(here)
         values = flatten({name: inner(value) for name, value in found.items()})
-        Outcome(Facts([*here.losses], here.moved()), values).write(path)
+        Outcome(Facts([*here.losses], here.moved()), here.settle(values)).write(path)
     except Exception as error:
         Outcome(Facts([*here.losses], error=_describe(error))).write(path)
     watch.cancel()

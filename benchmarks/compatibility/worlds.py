@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shoestring
 from benchmarks.compatibility.case import STEPS, Batch, Optimizers
+from benchmarks.compatibility.outcome import AGREED, OWN, SHARED
 
 WORKERS = 2
 BATCH, INPUTS, OUTPUTS = 16, 16, 4
@@ -65,6 +66,10 @@ class _World:
         """The furthest that one value of a parameter went from where it was wrapped."""
         self._measure()
         return self._moved
+
+    def settle(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tell what of the values that a script has returned both workers must hold with the same bits."""
+        return values
 
     def _measure(self) -> None:
         for parameter, before in self._before:
@@ -134,6 +139,31 @@ class WrapOptimizerWorld(WrapModelWorld):
         wrapped, shared = wrap(model, optimizer)
         self._remember(bare(wrapped))
         return wrapped, shared
+
+
+class LocalWorld(WrapOptimizerWorld):
+    """Local steps: between two rounds parameters are each worker's own, and scripts may end there.
+
+    So what workers must agree on is what they agreed on in the last round, if it was the same one: the
+    other goes on by itself when one has ended.
+    """
+
+    def __init__(self, rank: int, folder: Path) -> None:
+        super().__init__(rank, folder)
+        self._optimizers: list[Any] = []
+
+    def wrap(self, model: nn.Module, optimizer: Optimizers, *, unused: bool = False) -> tuple[nn.Module, Any]:
+        wrapped, shared = super().wrap(model, optimizer)
+        self._optimizers.append(shared)
+        return wrapped, shared
+
+    def settle(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        settled = {name.replace(f"{SHARED}.", f"{OWN}.", 1): value for name, value in values.items()}
+        for number, optimizer in enumerate(self._optimizers):
+            driver = optimizer.driver
+            for part, anchor in enumerate(driver.anchors.values):
+                settled[f"{AGREED}.{driver.rounds}.{number}.{part}"] = anchor.clone()
+        return settled
 
 
 def bare(model: nn.Module) -> nn.Module:

@@ -19,6 +19,7 @@ from shoestring.worker.exchange import Traffic
 from shoestring.worker.reporter import Reporter
 from shoestring.worker.rounds.differences import DifferenceRounds
 from shoestring.worker.rounds.gradients import GradientRounds
+from shoestring.worker.rounds.scale import watch
 from shoestring.worker.rounds.state import ShardState
 from shoestring.worker.trial import Trial
 
@@ -48,6 +49,7 @@ class SharedOptimizer(torch.optim.Optimizer):
         take_in: Callable[[], None],
     ) -> None:
         self._is_made = False
+        watch()
         self.inner = inner
         super().__init__(inner.param_groups, inner.defaults)
         self.driver = drivers[0]
@@ -104,7 +106,9 @@ class SharedOptimizer(torch.optim.Optimizer):
             self._saver.step_begins()
         self._trial.step_begins(self.driver.rounds)
         loss = None
-        if closure is not None:
+        if isinstance(self.driver, DifferenceRounds):
+            self.driver.closure = closure  # which some optimizers call several times
+        elif closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._take_in()
@@ -119,7 +123,7 @@ class SharedOptimizer(torch.optim.Optimizer):
         self.inner._opt_called = True  # type: ignore[attr-defined]
         self._reporter.step_done(self.driver.steps, self._samples)
         self._samples = 0
-        return loss
+        return self.driver.loss if isinstance(self.driver, DifferenceRounds) else loss
 
     @contextlib.contextmanager
     def unscaling(self, scaler: Any) -> Iterator[None]:

@@ -396,7 +396,7 @@ def penalty(world: World) -> Found:
 # NaN.
 
 
-@case("NaN on one worker, the step left out by its norm")
+@case("NaN on one worker, the step left out by its norm", alone=True)
 def nan_checked(world: World) -> Found:
     model: nn.Module = net()
     model, optimizer = world.wrap(model, _momentum(model))

@@ -11,7 +11,7 @@ what is pushed crosses to the host.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -135,10 +135,13 @@ class DifferenceRounds:
         self.policy = policy
         self.pilot = pilot
         self.inner = inner
+        self._groups = len(inner.param_groups)  # that the shards know of
         self._sharing = sharing
         self.rounds = first_round - 1
         self.steps = sharing.step = self._first_step(first_round)
         self.anchors = Anchors(replica, agreed)
+        self.closure: Callable[[], Any] | None = None  # that the script gives with the next step
+        self.loss: Any = None  # that it came to
         self._has_gone_on = False
         self._is_set = False  # the script has changed parameters since the last round
         replica.note()
@@ -200,8 +203,9 @@ class DifferenceRounds:
         """Take a local step; after every `h` of them, a round. Says whether there was one."""
         self.replica.refuse_converted()
         self._look()
+        self.loss = None
         if not skip:
-            self.inner.step()
+            self.loss = self.inner.step() if self.closure is None else self.inner.step(self.closure)
         self.replica.note()
         self.steps += 1
         self._sharing.step = self.steps
@@ -213,8 +217,8 @@ class DifferenceRounds:
         return False
 
     def _exchange(self) -> None:
-        hyper = [[self.policy.lr, self.policy.momentum]] if self.policy.outer == "nesterov" else [[]]
-        terms = self.pilot.terms(self.rounds + 1, hyper, self._sharing.weigh(), WHOLE_ROUND)
+        outer = [self.policy.lr, self.policy.momentum] if self.policy.outer == "nesterov" else []
+        terms = self.pilot.terms(self.rounds + 1, [outer] * self._groups, self._sharing.weigh(), WHOLE_ROUND)
         terms = replace(terms, skip=not self.replica.is_finite())  # of all parts, before the first is sent
         if self._is_set:
             terms = replace(terms, setting=Setting())

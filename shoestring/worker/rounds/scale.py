@@ -128,7 +128,6 @@ class Scaling:
         self._uses = uses()
         self._scale: LossScale | None = None  # of the gradients that were sent; none: they are as they are
         self._has_begun = False
-        watch()
 
     def begin(self) -> None:
         """Find the scale of a step's gradients, when the first of them are sent."""

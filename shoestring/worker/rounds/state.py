@@ -165,7 +165,20 @@ class ShardState:
                 for name, own in self._vectors.items():
                     values = torch.from_numpy(vectors[name][offsets[place] : offsets[place + 1]].copy())
                     _put(state, own, parameter, piece.start, values)
+        self._add_empty(entries, groups)
         return entries
+
+    def _add_empty(self, entries: Entries, groups: dict[Tensor, dict[str, Any]]) -> None:
+        """Parameters without values do not travel; torch counts their steps as those of any other."""
+        steps = max((int(state.get("step", 1)) for state in entries.values()), default=0)
+        for parameter in self._replica.parameters:
+            if not steps or parameter.numel() or not self._has_state(groups[parameter]):
+                continue
+            state = entries[parameter] = {}
+            if self._rule.kind != "sgd":
+                state["step"] = _step(steps, parameter, groups[parameter])
+            for own in self._vectors.values():
+                _put(state, own, parameter, 0, torch.empty(0))
 
     def _has_state(self, group: dict[str, Any]) -> bool:
         return bool(self._vectors) and (self._rule.kind != "sgd" or group["momentum"] != 0)

@@ -1,6 +1,9 @@
 """Local steps: after a round all workers hold the same, then each goes on with what it has not sent."""
 
+from functools import partial
+
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -63,3 +66,60 @@ def test_with_a_lossless_codec_there_is_nothing_to_go_on_with():
         first, _ = cluster.train(lambda here: train(here, "float32"))
     for agreed, _, gone_on in first:
         np.testing.assert_array_equal(gone_on, agreed)
+
+
+def descend(kind, here: Session | None, groups) -> np.ndarray:
+    """Steps that an optimizer takes with a closure, alone or as a worker; every worker has the same data."""
+    model = build()
+    optimizer = kind(groups(model))
+    if here is not None:
+        model, optimizer = join(here, model, optimizer, codec="float32", policy=LocalSteps(H))
+    x = torch.randn(8, 24, generator=torch.Generator().manual_seed(2))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    losses = [optimizer.step(closure).item() for _ in range(H * ROUNDS)]
+    assert losses[-1] < losses[0]
+    return flat(model)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.LBFGS, lr=0.1, max_iter=3)],
+)
+def test_the_closure_is_the_optimizers(kind):
+    want = descend(kind, None, nn.Module.parameters)
+    with Cluster(2, 1) as cluster:
+        for found in cluster.train(lambda here: descend(kind, here, nn.Module.parameters)):
+            np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("outer", ["average", "nesterov"])
+def test_groups_have_rates_of_their_own(outer):
+    def groups(model: nn.Module) -> list[dict]:
+        return [{"params": [model.weight], "lr": 0.3}, {"params": [model.bias]}]
+
+    def train_groups(here: Session) -> np.ndarray:
+        model = build()
+        sgd = torch.optim.SGD(groups(model), 0.01)
+        policy = LocalSteps(H, outer=outer, lr=1.0, momentum=0.0)
+        model, shared = join(here, model, sgd, codec="float32", policy=policy)
+        for _ in range(H * ROUNDS):
+            model(torch.ones(1, 24)).square().mean().backward()
+            shared.step()
+            shared.zero_grad()
+        return flat(model)
+
+    plain = build()
+    own = torch.optim.SGD(groups(plain), 0.01)
+    for _ in range(H * ROUNDS):
+        plain(torch.ones(1, 24)).square().mean().backward()
+        own.step()
+        own.zero_grad()
+    with Cluster(2, 1) as cluster:
+        for found in cluster.train(train_groups):
+            np.testing.assert_allclose(found, flat(plain), rtol=1e-5, atol=1e-6)

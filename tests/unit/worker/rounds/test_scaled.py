@@ -161,6 +161,15 @@ def test_with_other_policies_an_overflow_hangs_nobody_and_lowers_the_scale(polic
         assert scales == [SCALE / 2, SCALE / 4]
 
 
+@pytest.fixture
+def unwatched(monkeypatch):
+    """As in a process that has wrapped nothing yet."""
+    for name in ("scale", "unscale_", "step"):
+        method = getattr(torch.amp.GradScaler, name)
+        monkeypatch.setattr(torch.amp.GradScaler, name, getattr(method, "__wrapped__", method))
+
+
+@pytest.mark.usefixtures("unwatched")
 @pytest.mark.parametrize("unscale", [False, True])
 def test_local_steps_scale_and_skip_by_themselves(alone, unscale):
     plain, model = deep(), deep()

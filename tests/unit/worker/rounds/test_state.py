@@ -405,3 +405,25 @@ def test_local_steps_keep_the_workers_own_state(alone):
     assert optimizer.state_dict()["state"][0]["step"] == 5
     optimizer.load_state_dict(own.state_dict())
     assert bits(optimizer.state_dict()) == bits(own.state_dict())
+
+
+def test_a_parameter_without_values_has_the_state_that_torch_gives_it(alone):
+    def trained(join_it) -> torch.optim.Optimizer:
+        with _seeding:
+            torch.manual_seed(0)
+            model: nn.Module = nn.Linear(3, 3)
+        model.nothing = nn.Parameter(torch.zeros(0, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        if join_it:
+            model, optimizer = join(alone, model, optimizer, codec="float32")
+        for _ in range(3):
+            (model(torch.ones(1, 3)).square().sum() + model.nothing.sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return optimizer.state_dict()["state"]
+
+    own, ours = trained(False), trained(True)
+    assert own.keys() == ours.keys()
+    for index, state in own.items():
+        assert state["step"] == ours[index]["step"] == 3
+        assert state["exp_avg"].shape == ours[index]["exp_avg"].shape
