@@ -18,6 +18,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import NullFormatter
 
+from benchmarks.compatibility import table as compatibility
 from benchmarks.scale import table as scaletable
 from benchmarks.train.table import lines, summarise
 
@@ -27,6 +28,7 @@ DOCUMENTS = (
     "README.md",
     "docs/batchnorm.md",
     "docs/benchmark.md",
+    "docs/compatibility.md",
     "docs/scale.md",
 )
 LINKS = {
@@ -124,6 +126,7 @@ def tables() -> dict[str, Callable[[], list[str]]]:
     made: dict[str, Callable[[], list[str]]] = {
         name: partial(list, own) for name, own in scaletable.tables(load("scale")).items()
     }
+    made |= {name: partial(list, own) for name, own in compatibility.tables(load("compatibility")).items()}
     made |= {"batchnorm": table_of_batchnorm, "batchnorm delay": table_of_delay}
     for workload in TRAININGS:
         made[f"ablation {workload}"] = partial(table_of_ablation, workload)

@@ -1,21 +1,43 @@
 """Scripts of every kind come out as the committed results say, and none of them wrong."""
 
+import json
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.compatibility import worker, worlds
+from benchmarks.compatibility import suite, worker, worlds
 from benchmarks.compatibility.__main__ import main
 from benchmarks.compatibility.case import case
 from benchmarks.compatibility.cases import CASES
-from benchmarks.compatibility.compare import MismatchError, check_alike
+from benchmarks.compatibility.compare import EXACT, MismatchError, check_alike
 from benchmarks.compatibility.outcome import Facts, Outcome, flatten
+from benchmarks.compatibility.suite import QUICK, SETTINGS
+
+RESULTS = Path(suite.__file__).parents[1] / "results" / "compatibility.json"
+
+
+@pytest.fixture(scope="module")
+def known():
+    rows = json.loads(RESULTS.read_text())["rows"]
+    return {(row["case"], row["mode"], row["codec"]): row["result"] for row in rows}
 
 
 def test_names_of_cases_are_unique():
     with pytest.raises(ValueError, match="two cases"):
         case("SGD")(lambda world: {})
+
+
+def test_the_committed_results_are_of_all_cases_and_none_is_wrong(known):
+    wanted = {
+        (name, setting.mode, setting.codec)
+        for name, one in CASES.items()
+        for setting in SETTINGS
+        if setting.mode in one.modes
+    }
+    assert known.keys() == wanted
+    assert set(known.values()) == {"equal", "trains", "refused"}
 
 
 class Unwrapped(worlds.WrapModelWorld):
@@ -48,6 +70,16 @@ def test_without_any_exchange_no_case_passes(name, tmp_path):
         outcomes.append(Outcome(Facts([*world.losses]), flatten(found)))
     with pytest.raises(MismatchError, match="workers differ"):
         check_alike(tuple(outcomes))
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+def test_scripts_come_out_as_committed(known, tmp_path):
+    chosen = [setting for setting in SETTINGS if setting.codec == EXACT or setting.mode == "wrap-model"]
+    rows = suite.measure(QUICK, chosen, tmp_path, print)
+    assert len(rows) == sum(setting.mode in CASES[name].modes for name in QUICK for setting in chosen)
+    for row in rows:
+        assert row.result == known[row.case, row.mode, row.codec], row
 
 
 def test_no_case_of_that_name(capsys):
