@@ -42,6 +42,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nesterov: bool = False
     maximize: bool = False
     amsgrad: bool = False
+    keeps: bool = True  # whether what a codec leaves out of an answer goes into the next one
 
     def __post_init__(self) -> None:
         if self.kind not in _FLAGS:

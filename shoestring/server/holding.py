@@ -211,15 +211,18 @@ class Holding:
         layout = self.part.layout
         if self.feedback is not None:
             update += self.feedback
-        left_over = room("holding_left_over", update.size, np.float32)[: update.size]
+        left_over = None
+        if self.rule.keeps:
+            left_over = room("holding_left_over", update.size, np.float32)[: update.size]
         try:
             payload = codec.encode(update, layout, left_over)
         except NonFiniteError as error:
             raise self._overflow(seq) from error
         codec.decode(payload, layout, self.params, 1.0)
-        if self.feedback is None:
-            self.feedback = np.empty_like(update)
-        self.feedback[:] = left_over
+        if left_over is not None:
+            if self.feedback is None:
+                self.feedback = np.empty_like(update)
+            self.feedback[:] = left_over
         return Reply(self.version, seq, codec.spec, False, payload)
 
     def _overflow(self, seq: int) -> NonFiniteError:

@@ -134,6 +134,7 @@ class PartCoder:
         notice: Callable[[str], None] = to_stderr,
         precisions: Sequence[Precision] = (),
         buffers: SharedBuffers | None = None,
+        keeps: bool = True,
     ) -> None:
         self.exchange = exchange
         self.parts = tuple(parts)
@@ -142,6 +143,7 @@ class PartCoder:
         self._narrow = {index: precisions[index] for index, is_narrow in enumerate(narrow) if is_narrow}
         self.statistics = statistics
         self._buffers = buffers
+        self._keeps = keeps  # what a codec leaves out of a push
         self._gpu = GpuCodecs([part.layout for part in parts], notice)
         self._feedback: list[Feedback | GpuFeedback | None] = [None] * len(parts)
         self._weights = [1.0] * len(parts)  # of the last push of each
@@ -297,9 +299,7 @@ class PartCoder:
     def _code(self, part: Part, terms: Terms, source: Source, gpu: "GpuDct | None") -> "Coded":
         codec, slot, is_skipped = terms.setting.codec, -1, False
         if gpu is not None and source.device is not None:
-            there = self._feedback_there(part, source.device)
-            gathered, used = source.gather(there.waiting)
-            encode = partial(there.encode_total, gpu, gathered)
+            encode, used = self._encoding_there(part, source, source.device, gpu)
         else:
             slot, memory = self._memory(part, codec)
             here = self._feedback_here(part)
@@ -315,6 +315,17 @@ class PartCoder:
                 self._not_finite.append(terms.seq)
             self._skipped.append((terms.seq, f"part {part.index}: {error.message}"))
         return Coded(terms.setting.push, payload, used, slot, is_skipped)
+
+    def _encoding_there(
+        self, part: Part, source: Source, device: torch.device, gpu: "GpuDct"
+    ) -> tuple[Callable[[], Payload], Used]:
+        """What encodes a part on the GPU on which it lies."""
+        if not self._keeps:
+            gathered, used = source.gather(None)
+            return lambda: gpu.encode(gathered, part.layout).numpy(), used
+        there = self._feedback_there(part, device)
+        gathered, used = source.gather(there.waiting)
+        return partial(there.encode_total, gpu, gathered), used
 
     def _nothing(self, part: Part, terms: Terms) -> "Coded":
         """What is said of a part in a round that this worker skips as a whole."""
@@ -361,6 +372,8 @@ class PartCoder:
                 refuse_non_finite(values, part.layout)
             self._feedback[part.index] = None
             return values.view(np.uint8)
+        if not self._keeps:
+            return codec.encode(values, part.layout)
         if feedback is None:
             feedback = self._feedback[part.index] = Feedback(codec, part.layout)
         feedback.codec = codec

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ def join(
     broadcast_buffers: bool = True,
 ) -> Any:
     """Do what `wrap` says, for a session that is given."""
-    policy = make_policy(policy or here.run.policy or EveryStep())
+    policy = _settled(make_policy(policy or here.run.policy or EveryStep()), optimizer)
     codec = codec or here.run.codec or AUTO
     _check(optimizer, codec, policy, clip_norm, batch)
     asked = _Asked(codec, policy, clip_norm, is_auto_batch=batch == "auto", follows_buffers=broadcast_buffers)
@@ -177,6 +177,7 @@ def _shard_rounds(
         notice=here.notice,
         precisions=built.replica.precisions,
         buffers=built.buffers,
+        keeps=built.table.rule.keeps,
     )
     saver = None if only else _resume(here, model, optimizer, built, entry, parts, coder, asked.policy)
     pilot = _pilot(here, built, entry, asked)
@@ -471,7 +472,14 @@ def _check_means(policy: Policy, clip_norm: float, why: str) -> None:
 def _rule(optimizer: torch.optim.Optimizer, policy: Policy) -> Rule:
     if not isinstance(policy, LocalSteps):
         return rule_of(optimizer)
-    return Rule("outer_nesterov") if policy.outer == "nesterov" else Rule("average")
+    return Rule("outer_nesterov" if policy.outer == "nesterov" else "average", keeps=policy.keep is not False)
+
+
+def _settled(policy: Policy, optimizer: Optimizers | None) -> Policy:
+    """Whether local steps keep what codecs leave out, if that is left to the kind of the optimizer."""
+    if not isinstance(policy, LocalSteps) or policy.keep is not None:
+        return policy
+    return replace(policy, keep="adam" not in type(optimizer).__name__.lower())
 
 
 def _layers(

@@ -40,6 +40,9 @@ class LocalSteps:
 
     `outer="average"` takes the mean of the workers; `"nesterov"` makes an outer step of
     rate `lr` and `momentum` with it, on the shards.
+
+    `keep` says whether what a codec leaves out of a round is added to the next one, on workers and
+    shards. `None`: it is, but with optimizers of Adam's kind, which train better without.
     """
 
     h: int
@@ -47,6 +50,7 @@ class LocalSteps:
     warmup: int = 0
     lr: float = 0.7
     momentum: float = 0.9
+    keep: bool | None = None
     text: ClassVar[str] = "local"
 
     def __post_init__(self) -> None:
@@ -58,6 +62,7 @@ class LocalSteps:
         _refuse_unless(
             self.lr > 0 and 0 <= self.momentum < 1, "lr or momentum out of range", "e.g. 0.7 and 0.9"
         )
+        _refuse_unless(self.keep in (None, True, False), f"keep is {self.keep}", "give yes or no")
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ class Async:
 
 Policy = EveryStep | LocalSteps | Bounded | Async
 _KINDS: tuple[type[Policy], ...] = (EveryStep, LocalSteps, Bounded, Async)
+_WORDS = {"none": None, "yes": True, "true": True, "no": False, "false": False}
 _HINT = "one of `every`, `every:delay=1`, `local:16`, `bounded:4`, `async`"
 
 
@@ -121,8 +127,8 @@ def text_of(policy: Policy) -> str:
 def _read(given: object, value: str) -> Any:
     if value in ("average", "nesterov"):
         return value
-    if value == "none":
-        return None
+    if value in _WORDS:
+        return _WORDS[value]
     try:
         return int(value) if value.lstrip("-").isdigit() else float(value)
     except ValueError:

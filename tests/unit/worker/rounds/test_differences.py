@@ -61,6 +61,32 @@ def test_workers_agree_after_a_round_and_go_on_with_what_they_kept():
         np.testing.assert_array_equal(gone_on, agreed + kept)
 
 
+@pytest.mark.parametrize("keep", [True, False, None])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_what_a_codec_leaves_out_is_kept_or_not_on_both_sides(kind, keep):
+    def be_worker(here: Session) -> tuple[bool, np.ndarray, np.ndarray]:
+        model = build()
+        policy = LocalSteps(H, keep=keep)
+        model, shared = join(
+            here, model, kind(model.parameters(), 0.1), codec="dct:step=4,small=0", policy=policy
+        )
+        source = torch.Generator().manual_seed(2 + here.run.worker)
+        for _ in range(H * ROUNDS):
+            model(torch.randn(8, 24, generator=source)).square().mean().backward()
+            shared.step()
+        agreed = flat(model)
+        model(torch.zeros(1, 24))
+        return "kept.00000" in shared.driver.coder.state(), agreed, flat(model)
+
+    with Cluster(2, 1) as cluster:
+        first, second = cluster.train(be_worker)
+        (shard,) = cluster.shards
+    keeps = kind is torch.optim.SGD if keep is None else keep
+    np.testing.assert_array_equal(first[1], second[1])
+    assert (first[0], (first[1] != first[2]).any()) == (keeps, keeps)
+    assert all((rounds.holding.feedback is not None) == keeps for rounds in shard.parts.values())
+
+
 def test_with_a_lossless_codec_there_is_nothing_to_go_on_with():
     with Cluster(2, 1) as cluster:
         first, _ = cluster.train(lambda here: train(here, "float32"))
