@@ -38,6 +38,10 @@ def train(
     ablation: Annotated[
         bool, typer.Option("--ablation", help="Leave out one part of our exchange at a time instead.")
     ] = False,
+    local: Annotated[
+        bool,
+        typer.Option("--local", help="With --ablation: keep nothing, or apply answers late, instead."),
+    ] = False,
     data: Data = None,
     as_json: AsJson = False,
     output: Output = None,
@@ -72,7 +76,7 @@ def train(
     if search:
         found = {"rates": suite.search(effort, say)}
     elif ablation:
-        found = {"ablation": suite.ablate(effort, say)}
+        found = {"ablation": suite.ablate(effort, say, is_local=local)}
     else:
         found = suite.measure(effort, say, keep)
     deliver({"machine": machine, **found}, output, as_json)
@@ -88,6 +92,7 @@ main = Command(
         "--workload conv --link 100mbit-10ms --contestant ddp --contestant shoestring-auto",
         "--search --output rates.json",
         "--ablation --workload gpt --output ablation.json",
+        "--ablation --local --seeds 1 --output local.json",
         "--json --output train.json",
     ),
 )

@@ -36,6 +36,7 @@ class Variant:
     has_feedback: bool = True
     goes_on: bool = True  # from the parameters that were agreed on plus what was not sent yet
     warmup: int = 0  # first steps that are exchanged each, uncompressed
+    late: int = 0  # steps after which the answer of a round is applied
 
 
 WHOLE = Variant("the whole")
@@ -60,6 +61,13 @@ VARIANTS = (
     replace(WHOLE, name="every 2 steps", h=2),
     replace(WHOLE, name="every 8 steps", h=8),
     replace(WHOLE, name="coarser: step 2.5", codec="dct:step=2.5", reply="dct:step=2.5"),
+)
+DEFAULT = replace(WHOLE, name="local steps", codec="dct:step=2", reply="dct:step=2")
+LOCAL = (
+    DEFAULT,
+    replace(DEFAULT, name="nothing is kept", has_feedback=False),
+    replace(DEFAULT, name="answers one step late", late=1),
+    replace(DEFAULT, name="answers two steps late", late=2),
 )
 
 
@@ -106,6 +114,7 @@ class Exchange:
         self._kept = [Feedback(make(variant.codec), self._layout) for _ in range(WORKERS)]
         self._reply = Feedback(make(variant.reply), self._layout)
         self._bytes = 0
+        self._then: list[Vector] | None = None  # the parameters when the round under way began
 
     def train(self) -> tuple[float, int]:
         """Return the score of what is agreed on in the end, and the bytes of all workers, both ways."""
@@ -118,20 +127,30 @@ class Exchange:
                 self._optimizers[worker].step()
                 self._optimizers[worker].zero_grad()
             is_warming_up = step < self._variant.warmup
-            if is_warming_up or (step + 1 - self._variant.warmup) % self._variant.h == 0:
+            since = step + 1 - self._variant.warmup
+            if self._then is not None and (since - self._variant.late) % self._variant.h == 0:
+                self._go_on()
+            if is_warming_up or since % self._variant.h == 0:
                 self._agree(is_warming_up)
+                if is_warming_up or not self._variant.late:
+                    self._go_on()
         model = self._models[0]
         _write(model, self._anchor)
         return self._material.score(model.train(False)), self._bytes
 
     def _agree(self, is_lossless: bool) -> None:
         sums = np.zeros_like(self._anchor)
-        for worker, model in enumerate(self._models):
-            sums += self._send(self._kept[worker], _flat(model) - self._anchor, is_lossless)
+        self._then = [_flat(model) for model in self._models]
+        for worker, then in enumerate(self._then):
+            sums += self._send(self._kept[worker], then - self._anchor, is_lossless)
         mean = sums / np.float32(WORKERS)
         self._anchor = self._anchor + self._send(self._reply, mean, is_lossless, times=WORKERS)
+
+    def _go_on(self) -> None:
+        """From what was agreed on, and what a worker's parameters have moved by meanwhile."""
+        then, self._then = self._then or [], None
         for worker, model in enumerate(self._models):
-            start = self._anchor.copy()
+            start: Vector = (_flat(model) - then[worker]) + self._anchor
             if self._variant.goes_on and self._variant.has_feedback:
                 self._kept[worker].lend(start)
             _write(model, start)

@@ -114,11 +114,15 @@ def search(effort: Effort, say: Callable[[str], None]) -> list[dict[str, Any]]:
     return found
 
 
-def ablate(effort: Effort, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Leave out one part of our exchange at a time, with all workers in this process."""
+def ablate(effort: Effort, say: Callable[[str], None], *, is_local: bool = False) -> list[dict[str, Any]]:
+    """Leave out one part of our exchange at a time, with all workers in this process.
+
+    `is_local`: change how local steps go, instead.
+    """
     rows: list[dict[str, Any]] = []
     for workload in (find_workload(name) for name in effort.workloads):
-        rows += ablation.measure(workload, effort.seeds, ablation.VARIANTS, say, effort.data)
+        variants = ablation.LOCAL if is_local else ablation.VARIANTS
+        rows += ablation.measure(workload, effort.seeds, variants, say, effort.data)
     return rows
 
 

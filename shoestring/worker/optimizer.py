@@ -202,6 +202,17 @@ class SharedOptimizer(torch.optim.Optimizer):
         states = (driver.state for driver in self._drivers) if self._is_made else ()
         return [state for state in states if state is not None]
 
+    @contextlib.contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Within, parameters are what all workers agreed on last: the same bits on all of them.
+
+        With local steps workers' parameters differ between rounds, and with a delay always. Evaluate and
+        save in here; afterwards parameters are what they were. With other policies nothing changes.
+        """
+        driver = self.driver
+        with driver.agreed() if isinstance(driver, DifferenceRounds) else contextlib.nullcontext():
+            yield
+
     def report(
         self, *, loss: float | None = None, samples: int | None = None, total: int | None = None
     ) -> None:

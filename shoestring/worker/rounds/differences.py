@@ -8,10 +8,13 @@ Less precise parameters are the anchor rounded, and what is pushed is how far th
 so small moves add up in the anchor, though the parameters cannot hold them. The local optimizer keeps
 its state. An anchor lies where its parameters were when the worker joined, on a GPU too: so nothing but
 what is pushed crosses to the host.
+
+With a delay training goes on while a round is under way. When its answer is applied, what the parameters
+have moved by since the round began is added to the anchor: `anchor + (parameters - parameters then)`.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +28,7 @@ from shoestring.codec.base import Vector
 from shoestring.errors import UsageError
 from shoestring.model.parts import Part
 from shoestring.wire.messages import WHOLE_ROUND
-from shoestring.worker.coder import PartCoder, Setting
+from shoestring.worker.coder import PartCoder, Setting, Terms
 from shoestring.worker.replica.device import Ready, common_device
 from shoestring.worker.replica.replica import Replica
 from shoestring.worker.replica.rounding import rounded
@@ -83,16 +86,20 @@ class PartDifference:
     part: Part
     anchor: Tensor
     ready: Ready
+    then: Tensor | None  # a copy of the parameters when the round began; none: they do not change meanwhile
 
     @property
     def device(self) -> torch.device | None:
-        return common_device([*self.replica.of(self.part), self.anchor])
+        own = self.replica.of(self.part) if self.then is None else [self.then]
+        return common_device([*own, self.anchor])
 
     def read(self, memory: Vector | None, feedback: Vector | None) -> tuple[Vector, NDArray[np.bool_]]:
         if self.device is not None:  # only the difference crosses
             moved, _ = self.gather(None)
             values: Vector = np.empty(self.part.size, np.float32) if memory is None else memory
             torch.from_numpy(values).copy_(moved)
+        elif self.then is not None:
+            values = np.subtract(self.then.cpu().numpy(), self._start().cpu().numpy(), out=memory)
         else:
             values = self.replica.read(self.part, memory)
             values -= self._start().cpu().numpy()
@@ -101,7 +108,8 @@ class PartDifference:
         return values, self._used()
 
     def gather(self, feedback: Tensor | None) -> tuple[Tensor, NDArray[np.bool_]]:
-        values = self.replica.gather(self.part).sub_(self._start())
+        now = self.replica.gather(self.part) if self.then is None else self.then.clone()
+        values = now.sub_(self._start())
         return (values if feedback is None else values.add_(feedback)), self._used()
 
     def _start(self) -> Tensor:
@@ -144,6 +152,10 @@ class DifferenceRounds:
         self.loss: Any = None  # that it came to
         self._has_gone_on = False
         self._is_set = False  # the script has changed parameters since the last round
+        self._then: list[Tensor] | None = None  # the parameters when the round under way began
+        self._terms: Terms | None = None  # of the round under way
+        self._is_answered = True  # the anchors are as after the last round that began
+        self._shows_agreed = False
         replica.note()
 
     @contextlib.contextmanager
@@ -168,7 +180,7 @@ class DifferenceRounds:
 
     def go_on(self) -> None:
         """Before the first forward pass after a round: add what this worker has not sent yet."""
-        if self._has_gone_on:
+        if self._has_gone_on or self._terms is not None or self._shows_agreed:
             return
         self._look()
         # Where shares change, feedback counts by the share it was made with, not the next one.
@@ -184,6 +196,12 @@ class DifferenceRounds:
         Then the next round is exchanged without loss, and nothing is added to what the script has set.
         """
         changed = self.replica.changed()
+        if changed and self._terms is not None:
+            name = self.replica.tensors[changed[0]].name
+            raise UsageError(
+                f"the script has changed parameter `{name}` while a round is under way",
+                hint="change parameters before `wrap`, or take local steps without a delay",
+            )
         if changed and self.policy.outer == "nesterov":
             raise UsageError(
                 f"the script has changed parameter `{self.replica.tensors[changed[0]].name}` since the last "
@@ -201,6 +219,8 @@ class DifferenceRounds:
 
     def step(self, *, skip: bool = False) -> bool:
         """Take a local step; after every `h` of them, a round. Says whether there was one."""
+        if self._shows_agreed:
+            raise UsageError("a step within `optimizer.agreed()`", hint="evaluate or save there, no more")
         self.replica.refuse_converted()
         self._look()
         self.loss = None
@@ -209,32 +229,89 @@ class DifferenceRounds:
         self.replica.note()
         self.steps += 1
         self._sharing.step = self.steps
-        if self.steps <= self.policy.warmup or (self.steps - self.policy.warmup) % self.policy.h == 0:
-            self.pilot.backward_done()
-            self._exchange()
+        since, h = self.steps - self.policy.warmup, self.policy.h
+        if self._terms is not None and (since - self.policy.delay) % h == 0:
+            self._end()
+        if since <= 0 or since % h == 0:
+            self._begin(has_delay=self.policy.delay > 0 and since > 0)
             return True
         self.coder.statistics.next_step()
         return False
 
-    def _exchange(self) -> None:
+    @contextlib.contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Within, parameters are what all workers agreed on last, the same bits on all; then as before."""
+        self._look()
+        self._hear()
+        own = [self._copy(part) for part in self.replica.parts]
+        self._write(self.anchors.values)
+        self._shows_agreed = True
+        try:
+            yield
+            if changed := self.replica.changed():
+                raise UsageError(
+                    f"parameter `{self.replica.tensors[changed[0]].name}` was changed within "
+                    "`optimizer.agreed()`, which puts back what it was",
+                    hint="change parameters outside of it",
+                )
+        finally:
+            self._shows_agreed = False
+            self._write(own)
+
+    def _begin(self, *, has_delay: bool) -> None:
+        """Push what the parameters have moved by; without a delay, end the round as well."""
         outer = [self.policy.lr, self.policy.momentum] if self.policy.outer == "nesterov" else []
         terms = self.pilot.terms(self.rounds + 1, [outer] * self._groups, self._sharing.weigh(), WHOLE_ROUND)
         terms = replace(terms, skip=not self.replica.is_finite())  # of all parts, before the first is sent
         if self._is_set:
             terms = replace(terms, setting=Setting())
+        self._then = [self._copy(part) for part in self.replica.parts] if has_delay else None
+        if not has_delay:
+            self.pilot.backward_done()
         for part in reversed(self.replica.parts):
             anchor, ready = self.anchors.values[part.index], Ready()
+            then = None if self._then is None else self._then[part.index]
             ready.note([*self.replica.of(part), anchor])
             ready.close()
-            self.coder.push(part, terms, PartDifference(self.replica, part, anchor, ready))
-        self.coder.exchange.wait_sent()
-        self.pilot.hear(self.coder.collect(terms.seq, self.anchors))
+            self.coder.push(part, terms, PartDifference(self.replica, part, anchor, ready, then))
+        self._terms, self._is_answered, self._is_set = terms, False, False
         self.rounds = terms.seq
-        for part, anchor in zip(self.replica.parts, self.anchors.values, strict=True):
-            self.replica.write(part, anchor)
+        if not has_delay or terms.save:  # a checkpoint holds what all agreed on
+            self._end()
+
+    def _hear(self) -> None:
+        """Wait for the answer of the round under way, if there is one, and move the anchors."""
+        if self._terms is None or self._is_answered:
+            return
+        if self._then is not None:
+            self.pilot.backward_done()
+        self.coder.exchange.wait_sent()
+        self.pilot.hear(self.coder.collect(self._terms.seq, self.anchors))
+        self._is_answered = True
+        self.pilot.round_done(self._terms.seq)
+
+    def _end(self) -> None:
+        """Bring the parameters to what was agreed on, and what they have moved by since the round began."""
+        self._hear()
+        is_lost = self._terms is not None and self._terms.skip  # this worker's are not finite
+        if self._then is None or is_lost:
+            self._write(self.anchors.values)
+        else:
+            pairs = zip(self.replica.parts, self._then, self.anchors.values, strict=True)
+            self._write([self._copy(part).sub_(then).add_(anchor) for part, then, anchor in pairs])
+        self._terms = self._then = None
+        self._has_gone_on = False
+
+    def _copy(self, part: Part) -> Tensor:
+        """The parameters of a part in float32, on the device where they lie."""
+        if self.replica.device_of(part) is None:
+            return torch.from_numpy(self.replica.read(part))
+        return self.replica.gather(part)
+
+    def _write(self, values: Sequence[Tensor]) -> None:
+        for part, own in zip(self.replica.parts, values, strict=True):
+            self.replica.write(part, own)
         self.replica.note()
-        self._has_gone_on = self._is_set = False
-        self.pilot.round_done(terms.seq)
 
     def _first_step(self, first_round: int) -> int:
         done = first_round - 1

@@ -41,6 +41,9 @@ class LocalSteps:
     `outer="average"` takes the mean of the workers; `"nesterov"` makes an outer step of
     rate `lr` and `momentum` with it, on the shards.
 
+    With `delay` the answer of a round is applied so many steps later, and training goes on meanwhile: what
+    the parameters have moved by since is added to what was agreed on.
+
     `keep` says whether what a codec leaves out of a round is added to the next one, on workers and
     shards. `None`: it is, but with optimizers of Adam's kind, which train better without.
     """
@@ -51,6 +54,7 @@ class LocalSteps:
     lr: float = 0.7
     momentum: float = 0.9
     keep: bool | None = None
+    delay: int = 0
     text: ClassVar[str] = "local"
 
     def __post_init__(self) -> None:
@@ -61,6 +65,11 @@ class LocalSteps:
         _refuse_unless(self.warmup >= 0, f"warmup is {self.warmup}", "give 0 or more steps")
         _refuse_unless(
             self.lr > 0 and 0 <= self.momentum < 1, "lr or momentum out of range", "e.g. 0.7 and 0.9"
+        )
+        _refuse_unless(
+            0 <= self.delay <= self.h,
+            f"delay is {self.delay}",
+            f"give 0 to {self.h} steps: the next round comes after that many",
         )
         _refuse_unless(self.keep in (None, True, False), f"keep is {self.keep}", "give yes or no")
 

@@ -69,6 +69,7 @@ def run(folder: Path, shards: int, codec: str, policy: str, **settings) -> list[
         ("dct", "every"),
         ("dct", "every:delay=1"),
         ("dct", "local:3"),
+        ("dct", "local:3,delay=2"),
         ("dct:bits=1", "every"),
     ],
 )

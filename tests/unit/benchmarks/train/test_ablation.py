@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.train.ablation import VARIANTS, WHOLE, Exchange, measure
+from benchmarks.train.ablation import DEFAULT, LOCAL, VARIANTS, WHOLE, Exchange, measure
 from benchmarks.train.rates import rate_of
 from benchmarks.train.workloads import WORKLOADS
 
@@ -69,8 +69,21 @@ def test_uncompressed_every_step_is_one_training_with_the_whole_batch():
     assert score == pytest.approx(material.score(model), rel=1e-5)
 
 
+def test_late_answers_are_those_of_the_rounds_before_what_was_moved_since():
+    """One worker's worth: equal batches move both alike, and then it does not matter when answers come."""
+
+    class Alike(Small):
+        count = 1
+
+    alike = dataclasses.replace(SHORT, material=Alike)
+    want = Exchange(PLAIN, alike, 0, None).train()
+    for late in (1, 2, 4):
+        score, size = Exchange(dataclasses.replace(PLAIN, late=late), alike, 0, None).train()
+        assert (score, size) == (pytest.approx(want[0], rel=1e-5), want[1])
+
+
 def test_variants_differ_from_the_whole_in_what_they_say():
     assert len({variant.name for variant in VARIANTS}) == len(VARIANTS)
-    assert all(
-        dataclasses.replace(one, name="") != dataclasses.replace(WHOLE, name="") for one in VARIANTS[1:]
-    )
+    for first, *others in (VARIANTS, LOCAL):
+        assert all(dataclasses.replace(one, name="") != dataclasses.replace(first, name="") for one in others)
+    assert (VARIANTS[0], LOCAL[0]) == (WHOLE, DEFAULT)

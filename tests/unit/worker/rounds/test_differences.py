@@ -1,12 +1,15 @@
 """Local steps: after a round all workers hold the same, then each goes on with what it has not sent."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from shoestring.errors import UsageError
 from shoestring.worker.rounds.policy import LocalSteps
 from shoestring.worker.session import Session
 from shoestring.worker.wrap import join
@@ -149,3 +152,103 @@ def test_groups_have_rates_of_their_own(outer):
     with Cluster(2, 1) as cluster:
         for found in cluster.train(train_groups):
             np.testing.assert_allclose(found, flat(plain), rtol=1e-5, atol=1e-6)
+
+
+def batch(worker: int, step: int) -> torch.Tensor:
+    return torch.randn(8, 24, generator=torch.Generator().manual_seed(100 * worker + step))
+
+
+def train_late(here: Session, delay: int, after: Callable[[Any, int], None]) -> np.ndarray:
+    """Local steps whose answers are applied late."""
+    model = build()
+    sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model, shared = join(here, model, sgd, codec="float32", policy=LocalSteps(H, delay=delay))
+    for step in range(H * ROUNDS + delay):
+        model(batch(here.run.worker, step)).square().mean().backward()
+        shared.step()
+        shared.zero_grad()
+        after(shared, step)
+    return flat(model)
+
+
+@pytest.mark.parametrize("delay", range(H + 1))
+@pytest.mark.parametrize("looks", [False, True])
+def test_late_answers_are_applied_as_by_hand(delay, looks):
+    models = [build(), build()]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in models]
+    anchor = torch.from_numpy(flat(models[0]))
+    then = []
+    agreed = []
+
+    def write(model: nn.Module, values: torch.Tensor) -> None:
+        torch.nn.utils.vector_to_parameters(values.clone(), model.parameters())
+
+    for step in range(1, H * ROUNDS + delay + 1):
+        for worker, (model, sgd) in enumerate(zip(models, optimizers, strict=True)):
+            model(batch(worker, step - 1)).square().mean().backward()
+            sgd.step()
+            sgd.zero_grad()
+        if then and (step - delay) % H == 0:
+            first, second = (values - anchor for values in then)
+            anchor = anchor + (first + second) * 0.5
+            for model, values in zip(models, then, strict=True):
+                write(model, (torch.from_numpy(flat(model)) - values) + anchor)
+            then = []
+        if step % H == 0:
+            then = [torch.from_numpy(flat(model)) for model in models]
+            if delay == 0:
+                first, second = (values - anchor for values in then)
+                anchor = anchor + (first + second) * 0.5
+                for model in models:
+                    write(model, anchor)
+                then = []
+        agreed.append(anchor.numpy())
+    if then:
+        first, second = (values - anchor for values in then)
+        agreed.append((anchor + (first + second) * 0.5).numpy())
+
+    def look(shared: Any, step: int) -> None:
+        with shared.agreed():
+            seen = np.concatenate([p.detach().numpy().ravel() for p in shared.param_groups[0]["params"]])
+        due = agreed[step : step + delay + 1]  # it waits for what is under way
+        assert any((values == seen).all() for values in due)
+
+    with Cluster(2, 1) as cluster:
+        found = cluster.train(
+            lambda here: train_late(here, delay, look if looks else lambda shared, step: None)
+        )
+    for model, values in zip(models, found, strict=True):
+        np.testing.assert_array_equal(values, flat(model))
+
+
+def test_what_is_done_while_a_round_is_under_way_is_refused():
+    def change(shared: Any) -> None:
+        with torch.no_grad():
+            shared.param_groups[0]["params"][0].zero_()
+
+    def be_worker(here: Session) -> list[str]:
+        said = []
+        model = build()
+        policy = LocalSteps(2, delay=1)
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        model, shared = join(here, model, sgd, codec="float32", policy=policy)
+        for _ in range(2):
+            model(batch(0, 0)).square().mean().backward()
+            shared.step()
+        before = flat(model)
+        with pytest.raises(UsageError) as caught, shared.agreed():
+            shared.step()
+        said.append(caught.value.message)
+        with pytest.raises(UsageError) as caught, shared.agreed():
+            change(shared)
+        said.append(caught.value.message)
+        np.testing.assert_array_equal(flat(model), before)
+        change(shared)
+        with pytest.raises(UsageError) as caught:
+            shared.step()
+        return [*said, caught.value.message]
+
+    with Cluster(1, 1) as cluster:
+        (said,) = cluster.train(be_worker)
+    for message, what in zip(said, ("a step within", "changed within", "under way"), strict=True):
+        assert what in message

@@ -11,6 +11,7 @@ TEXTS = {
     "every:delay=none,warmup=3": EveryStep(delay=None, warmup=3),
     "local:16": LocalSteps(16),
     "local:h=4,outer=nesterov,lr=0.5,momentum=0.8": LocalSteps(4, "nesterov", lr=0.5, momentum=0.8),
+    "local:4,delay=2": LocalSteps(4, delay=2),
     "local:4,keep=no": LocalSteps(4, keep=False),
     "local:4,keep=yes": LocalSteps(4, keep=True),
     "bounded:4": Bounded(4),
@@ -19,7 +20,8 @@ TEXTS = {
 }
 NONSENSE = [
     *("", "never", "local", "local:0", "local:x", "every:delay=2", "every:warmup=-1", "bounded:-1"),
-    *("async:h=3", "local:4,outer=median", "local:4,keep=2", "local:4,momentum=1"),
+    *("async:h=3", "local:4,outer=median", "local:4,momentum=1", "local:4,keep=2"),
+    *("local:4,delay=5", "local:4,delay=-1"),
 ]
 
 
