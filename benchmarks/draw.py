@@ -30,6 +30,7 @@ DOCUMENTS = (
     "docs/benchmark.md",
     "docs/compatibility.md",
     "docs/scale.md",
+    "docs/training.md",
 )
 LINKS = {
     "10mbit-40ms": "10 Mbit/s, 40 ms",
@@ -104,6 +105,10 @@ def table_of_ablation(workload: str) -> list[str]:
     return lines({"ablation": [row for row in load("ablation")["ablation"] if row["workload"] == workload]})
 
 
+def table_of_local_steps() -> list[str]:
+    return lines({"ablation": load("local_steps")["ablation"]})
+
+
 def table_of_batchnorm() -> list[str]:
     """Accuracies, means over the seeds."""
     lines = ["| case | policy | local | shared | joined | recovered |", "|---|---|---|---|---|---|"]
@@ -128,6 +133,7 @@ def tables() -> dict[str, Callable[[], list[str]]]:
     }
     made |= {name: partial(list, own) for name, own in compatibility.tables(load("compatibility")).items()}
     made |= {"batchnorm": table_of_batchnorm, "batchnorm delay": table_of_delay}
+    made["ablation local"] = table_of_local_steps
     for workload in TRAININGS:
         made[f"ablation {workload}"] = partial(table_of_ablation, workload)
         for link in LINKS:
