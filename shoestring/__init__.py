@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from shoestring.worker.data.feed import feed
     from shoestring.worker.data.split import split
     from shoestring.worker.reporter import report
-    from shoestring.worker.rounds.policy import Async, Bounded, EveryStep, LocalSteps
+    from shoestring.worker.rounds.policy import Async, AutoPolicy, Bounded, EveryStep, LocalSteps
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Async",
+    "AutoPolicy",
     "Bounded",
     "EveryStep",
     "Feedback",
@@ -49,6 +50,7 @@ __all__ = [
 
 _HOMES = {
     "Async": ("shoestring.worker.rounds.policy", "Async"),
+    "AutoPolicy": ("shoestring.worker.rounds.policy", "AutoPolicy"),
     "Bounded": ("shoestring.worker.rounds.policy", "Bounded"),
     "EveryStep": ("shoestring.worker.rounds.policy", "EveryStep"),
     "Feedback": ("shoestring.codec.feedback", "Feedback"),

@@ -176,7 +176,7 @@ class Run(_Checked):
     ] = None
     codec: Annotated[str, About("How gradients travel: see `shoestring codecs`.", metavar="CODEC")] = ""
     policy: Annotated[
-        str, About("When workers exchange: every, local:16, bounded:4, async.", metavar="POLICY")
+        str, About("When workers exchange: every, local:16, bounded:4, async, auto.", metavar="POLICY")
     ] = ""
     tracker: Annotated[
         str,

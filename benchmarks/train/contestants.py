@@ -67,6 +67,7 @@ CONTESTANTS = {
             is_whole=True,
         ),
         _ours("shoestring-auto", "auto", "every", follows_link=True),
+        _ours("shoestring", "auto", "auto", follows_link=True),
         _ours("shoestring-every", "dct:step=1.5", "every"),
         _ours("shoestring-delay", "dct:step=1.5", "every:delay=1"),
         _ours("shoestring-local", "dct", "local:4", period=4),

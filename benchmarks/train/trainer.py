@@ -12,6 +12,8 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,7 @@ def train(task: Task, host: int) -> Result:
     place = Place(host, task.hosts, tuple(task.addresses), task.card, task.port, Path(task.folder))
     enter: Enter = importlib.import_module(task.module).enter
     entrant = enter(place, model, optimizer, task.options)
+    agreed: Callable[[], AbstractContextManager[None]] = getattr(entrant, "agreed", nullcontext)
     compute_s = _rehearse(material, own)
     model.train()
     losses: list[float | None] = []
@@ -89,8 +92,10 @@ def train(task: Task, host: int) -> Result:
         ends_s.append(time.perf_counter() - began)
         sent.append(_sent_bytes(task.card) - before)
         if (step + 1) % workload.score_every == 0 and host == 0:
-            copies.append((step + 1, {name: value.clone() for name, value in model.state_dict().items()}))
-    digest, energy = _digest(model)
+            with agreed():
+                copies.append((step + 1, {name: value.clone() for name, value in model.state_dict().items()}))
+    with agreed():
+        digest, energy = _digest(model)
     facts = entrant.facts()
     entrant.close()
     torch.set_num_threads(cores)  # the other hosts are done

@@ -148,7 +148,8 @@ class Service:
     def _tick(self) -> None:
         for model, shard in list(self._shards.items()):
             shard.tick(time.monotonic())
-            if not model:  # of a run's first model; the others' connections come and go in between
+            # Of a run's first model, or the one that it goes on as; others come and go meanwhile.
+            if model == min((n for n, one in self._shards.items() if not one.moved), default=0):
                 for worker in shard.departed:
                     self._report("leave", worker=worker)
             shard.departed.clear()

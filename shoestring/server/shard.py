@@ -72,6 +72,7 @@ class Shard:
         self._spares: list[Vector] = []  # memory for sums, used again
         self._records = Records(waits_for_workers=self.index == 0)
         self._failure: ShoestringError | None = None
+        self.moved = ""  # the policy by which workers go on, as another model
 
     def beside(self) -> "Shard":
         """The shard of a further model of the same run."""
@@ -126,6 +127,7 @@ class Shard:
             case say.AskSnapped():
                 self._report_again(member, message.round)
             case say.Leave():
+                self.moved = self.moved or message.moved
                 self._depart(member)
                 self._send(sender, say.Left())
             case _:
@@ -174,6 +176,12 @@ class Shard:
 
     def _refuse_latecomer(self, hello: say.Hello, before: Member | None) -> None:
         """Raise if the parameters are not here for a process to start from: the workers update them."""
+        if self.moved:
+            raise JoinError(
+                f"worker {hello.worker} comes to a run that goes on with policy `{self.moved}`, chosen after "
+                "its first rounds",
+                hint="start all workers again; a run that is given its policy takes workers in at any round",
+            )
         is_mean = self.table is not None and self.table.rule.kind == "mean"
         if is_mean and self._begun() and (before is None or before.life != hello.life):
             raise JoinError(

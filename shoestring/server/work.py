@@ -290,7 +290,7 @@ class Work:
         witnesses = tuple(seen for one in given if one is not None for seen in one.witnesses)
         if first is None:
             return Decisions(paces=paces, witnesses=witnesses) if paces or witnesses else None
-        return Decisions(first.delay, first.shares, paces, witnesses)
+        return Decisions(first.delay, first.shares, paces, witnesses, first.policy)
 
     def _remember(self) -> bytes:
         """Add what the workers' layers have seen to the history; the last thing that work changes."""

@@ -26,10 +26,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 6
+PROTOCOL = 7
 
 WHOLE_ROUND = -1  # `Push.bound` of a push that is summed with those of all workers
 WORKER_LIMIT = 1 << 16
+POLICY_LIMIT = 200  # characters
 CHECKSUMS_LIMIT = 1 << 18  # bytes
 NEWS_LIMIT = 1 << 19  # bytes; they lie in a header
 WIDE = "float64"  # the codec of a push of float64 values, whose mean is taken and answered in float64
@@ -73,6 +74,14 @@ class Witness(Data, frozen=True):
     checksum: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
 
 
+class PolicyChange(Data, frozen=True):
+    """The policy and the codec by which all workers go on once they have ended a round."""
+
+    round: Round
+    policy: Annotated[str, Meta(max_length=POLICY_LIMIT)]
+    codec: CodecText
+
+
 class Decisions(Data, frozen=True):
     """What the first worker has decided for later rounds, and what it decides by.
 
@@ -85,6 +94,7 @@ class Decisions(Data, frozen=True):
     paces: Annotated[tuple[Seconds, ...], Meta(max_length=WORKER_LIMIT)] = ()
     # Likewise: one worker's in a push, all workers' in an answer.
     witnesses: Annotated[tuple[Witness, ...], Meta(max_length=WORKER_LIMIT)] = ()
+    policy: PolicyChange | None = None
 
 
 class Hello(Message, tag=1, kw_only=True):
@@ -252,7 +262,12 @@ class Beat(Message, tag=16):
 
 
 class Leave(Message, tag=17):
-    """The worker ends; later rounds do without it."""
+    """The worker ends; later rounds do without it.
+
+    `moved`: it goes on with this policy as the next model of the run, as all workers do.
+    """
+
+    moved: Annotated[str, Meta(max_length=POLICY_LIMIT)] = ""
 
 
 class Refusal(Message, tag=18):

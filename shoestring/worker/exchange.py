@@ -45,6 +45,11 @@ class Traffic:
     up_float: int = 0
     down_float: int = 0
 
+    def add(self, other: "Traffic") -> None:
+        """Count another connection's bytes as well."""
+        self.up, self.down = self.up + other.up, self.down + other.down
+        self.up_float, self.down_float = self.up_float + other.up_float, self.down_float + other.down_float
+
 
 @dataclass
 class _Line:
@@ -200,13 +205,13 @@ class Exchange:
         """Report a file of a checkpoint to the first shard."""
         self._do(lambda now: self._protocol.record(seq, record, now))
 
-    def close(self) -> None:
-        """Say goodbye to the shards and stop. Does not raise."""
+    def close(self, moved: str = "") -> None:
+        """Say goodbye to the shards and stop, or to go on with another policy. Does not raise."""
         if self._stop_at < math.inf:
             return
         self._stop_at = time.monotonic() + _LEAVE_S
         if self._thread.is_alive():
-            self._do(self._protocol.leave)
+            self._do(lambda now: self._protocol.leave(now, moved))
             self._thread.join(_LEAVE_S + 1.0)
         for line in self._lines:
             line.socket.close(linger=1000)

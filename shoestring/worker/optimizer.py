@@ -8,6 +8,7 @@ step does depends on the sync policy: see `gradients.py` (the update on the shar
 
 import contextlib
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from shoestring.checkpoint.saver import Saver
 from shoestring.errors import UsageError
+from shoestring.wire.messages import PolicyChange
 from shoestring.worker.exchange import Traffic
 from shoestring.worker.reporter import Reporter
 from shoestring.worker.rounds.differences import DifferenceRounds
@@ -47,6 +49,7 @@ class SharedOptimizer(torch.optim.Optimizer):
         saver: Saver | None,
         reporter: Reporter,
         take_in: Callable[[], None],
+        change: Callable[[PolicyChange], DifferenceRounds | None],
     ) -> None:
         self._is_made = False
         watch()
@@ -62,6 +65,7 @@ class SharedOptimizer(torch.optim.Optimizer):
         self._saver = saver
         self._reporter = reporter
         self._take_in = take_in  # parameters that are trained from now on
+        self._change = change  # goes on with another policy
         self._trial = Trial()
         self._samples = 0
         self._loaded: dict[str, Any] | None = None  # what is being loaded, as it was given
@@ -123,6 +127,8 @@ class SharedOptimizer(torch.optim.Optimizer):
         self.inner._opt_called = True  # type: ignore[attr-defined]
         self._reporter.step_done(self.driver.steps, self._samples)
         self._samples = 0
+        if self._scaler is None:
+            self._change_policy()
         return self.driver.loss if isinstance(self.driver, DifferenceRounds) else loss
 
     @contextlib.contextmanager
@@ -153,6 +159,19 @@ class SharedOptimizer(torch.optim.Optimizer):
             is_skipped = any(driver.is_skipped for driver in self._drivers)
             for found in scaler._found_inf_per_device(self).values():
                 found.fill_(float(is_skipped))
+            self._change_policy()
+
+    def _change_policy(self) -> None:
+        """Go on with the policy that was chosen, if this is the round after which all workers do."""
+        change = self.driver.pilot.change
+        if self._is_local or change is None or change.round != self.driver.rounds:
+            return
+        new = self._change(change)
+        if new is None:
+            return
+        self.driver, self._is_local = new, True
+        for name in _HOOKS[:2]:  # the inner optimizer calls them from now on
+            setattr(self, name, OrderedDict())
 
     def _finds_infinity(self) -> bool:
         """Unscale the gradients of a local step; say whether the scaler has found them not to be finite."""

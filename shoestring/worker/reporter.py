@@ -55,6 +55,14 @@ class Reporter:
         if time.monotonic() - self._written_at >= _EVERY_S:
             self._write()
 
+    def move(self, exchange: Exchange, coder: PartCoder, pilot: Pilot) -> None:
+        """Go on with another policy's rounds, whose bytes count beside those so far."""
+        if self._new:
+            self._write()
+        exchange.traffic.add(self._exchange.traffic)
+        self._exchange, self._coder, self._pilot = exchange, coder, pilot
+        self._waited_s = 0.0
+
     def close(self) -> None:
         """Write what has not been written, and that the worker leaves."""
         if self._new:

@@ -14,7 +14,7 @@ from shoestring.checkpoint.snapshot import Snapshot
 from shoestring.codec.base import Vector
 from shoestring.codec.registry import LOSSLESS, make
 from shoestring.codec.warmup import warm_up_dct
-from shoestring.errors import RuleError, UsageError
+from shoestring.errors import RuleError, UsageError, WireError
 from shoestring.model.layers import Layer
 from shoestring.model.rules import Rule
 from shoestring.model.table import Table
@@ -36,6 +36,7 @@ from shoestring.worker.protocol.worker import Answer
 from shoestring.worker.replica.replica import Replica
 from shoestring.worker.reporter import Reporter
 from shoestring.worker.rounds.auto import AUTO, Auto
+from shoestring.worker.rounds.chooser import Chooser
 from shoestring.worker.rounds.differences import DifferenceRounds
 from shoestring.worker.rounds.gradients import GradientRounds
 from shoestring.worker.rounds.meancoder import MeanCoder
@@ -43,6 +44,7 @@ from shoestring.worker.rounds.means import LoneRounds, MeanRounds
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.policy import (
     Async,
+    AutoPolicy,
     Bounded,
     EveryStep,
     LocalSteps,
@@ -72,11 +74,16 @@ def join(
     broadcast_buffers: bool = True,
 ) -> Any:
     """Do what `wrap` says, for a session that is given."""
-    policy = _settled(make_policy(policy or here.run.policy or EveryStep()), optimizer)
     codec = codec or here.run.codec or AUTO
-    _check(optimizer, codec, policy, clip_norm, batch)
-    asked = _Asked(codec, policy, clip_norm, is_auto_batch=batch == "auto", follows_buffers=broadcast_buffers)
     inner = shell.bare(model)
+    given = make_policy(policy or here.run.policy or EveryStep())
+    asked = _Asked(codec, EveryStep(), clip_norm, batch == "auto", broadcast_buffers)
+    if isinstance(given, AutoPolicy):
+        asked = _with_every_step(here, inner, optimizer, asked, given)
+    else:
+        asked = replace(asked, policy=_settled(given, optimizer))
+    policy = asked.policy
+    _check(optimizer, codec, policy, clip_norm, batch)
     outer = inner if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel) else model
     why = _why_on_workers(inner, optimizer, policy)
     if not isinstance(optimizer, torch.optim.Optimizer) or why:
@@ -97,6 +104,12 @@ class _Asked:
     clip_norm: float
     is_auto_batch: bool
     follows_buffers: bool
+    auto: AutoPolicy | None = None  # by which another policy may be chosen later
+
+    @property
+    def text(self) -> str:
+        """The policy as all workers must name it."""
+        return text_of(self.auto or self.policy)
 
 
 @dataclass(frozen=True)
@@ -138,8 +151,65 @@ def _join_shards(
         return trainable(model) & held
 
     growing = Growing(model, driver, more, trained)
+
+    def change(to: say.PolicyChange) -> DifferenceRounds | None:
+        if growing.is_grown:  # local steps do not take such parameters in
+            return None
+        new = _change(here, model, optimizer, asked, drivers[0], to)
+        drivers[:] = [new]
+        growing.go_on_with(new)
+        return new
+
     _put_on(here, model, growing)
-    return SharedOptimizer(optimizer, drivers, saver, here.reporter, growing.take_in)
+    return SharedOptimizer(optimizer, drivers, saver, here.reporter, growing.take_in, change)
+
+
+def _with_every_step(
+    here: Session, model: nn.Module, optimizer: Optimizers | None, asked: _Asked, policy: AutoPolicy
+) -> _Asked:
+    """What a run with `policy="auto"` begins with, and whether it may change to local steps later."""
+    asked = replace(asked, policy=EveryStep(warmup=policy.warmup))
+    can_change = (
+        isinstance(optimizer, torch.optim.Optimizer)
+        and asked.codec == AUTO
+        and not asked.clip_norm
+        and here.run.workers > 1
+        and here.run.checkpoint is None
+        and not any(True for _ in shared_layers(model))
+        and all(
+            parameter.dtype == torch.float32 for parameter in model.parameters() if parameter.requires_grad
+        )
+    )
+    return replace(asked, auto=policy) if can_change else asked
+
+
+def _change(
+    here: Session,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    asked: _Asked,
+    old: GradientRounds | DifferenceRounds,
+    to: say.PolicyChange,
+) -> DifferenceRounds:
+    """Go on with local steps: the optimizer's state comes from the shards to stay, and a new model is joined.
+
+    The old one is left only then: shards end with the last worker that is there.
+    """
+    if old.state is not None:
+        old.state.hand_over()
+    chosen = make_policy(to.policy)
+    if not isinstance(chosen, LocalSteps):
+        raise WireError(f"a change to policy `{to.policy}`", hint="check both sides' versions")
+    local = replace(asked, policy=_settled(chosen, optimizer), codec=to.codec, auto=None)
+    new, _ = _shard_rounds(here, model, optimizer, local, before=old.steps)
+    assert isinstance(new, DifferenceRounds)
+    if isinstance(old, GradientRounds):
+        old.close()
+    here.reporter.move(new.coder.exchange, new.coder, new.pilot)
+    here.closers.remove(here.reporter.close)
+    here.closers.append(here.reporter.close)  # it has to tell of the last steps before the worker leaves
+    old.coder.exchange.close(moved=to.policy)
+    return new
 
 
 def _check_growth(here: Session, model: nn.Module, asked: _Asked, new: set[nn.Parameter]) -> None:
@@ -164,8 +234,12 @@ def _shard_rounds(
     optimizer: torch.optim.Optimizer,
     asked: _Asked,
     only: set[nn.Parameter] | None = None,
+    before: int = 0,
 ) -> tuple[GradientRounds | DifferenceRounds, Saver | None]:
-    """Join the run with a model's parameters, or only some of them, and their optimizer."""
+    """Join the run with a model's parameters, or only some of them, and their optimizer.
+
+    `before`: how many steps were taken with another policy.
+    """
     built = _build(here, model, optimizer, _rule(optimizer, asked.policy), asked, only)
     is_local = isinstance(asked.policy, LocalSteps)
     state = ShardState(optimizer, built.replica, built.table.rule)
@@ -181,7 +255,7 @@ def _shard_rounds(
     )
     saver = None if only else _resume(here, model, optimizer, built, entry, parts, coder, asked.policy)
     pilot = _pilot(here, built, entry, asked)
-    driver = _drive(here, optimizer, built, entry, coder, pilot, asked.policy, state, agreed)
+    driver = _drive(here, optimizer, built, entry, coder, pilot, asked.policy, state, agreed, before)
     here.report_to(Reporter, entry.exchange, coder, pilot)
     if isinstance(driver, GradientRounds):
         here.closers.append(driver.close)
@@ -246,7 +320,7 @@ def _build(
     named = list(shared_layers(model)) if only is None else []
     layers = _layers(named, model, replica)
     groups = 1 if optimizer is None else len(optimizer.param_groups)
-    table = Table(replica.tensors, rule, groups, asked.clip_norm, layers, policy=text_of(asked.policy))
+    table = Table(replica.tensors, rule, groups, asked.clip_norm, layers, policy=asked.text)
     statistics = SharedStatistics(
         layers,
         [module for _, module in named],
@@ -348,6 +422,9 @@ def _pilot(here: Session, built: _Built, entry: Entry, asked: _Asked) -> Pilot:
             explain=here.explain,
         )
         auto.start(time.monotonic())
+    chooser = None
+    if asked.auto is not None and auto is not None:
+        chooser = Chooser(asked.auto, auto.outlook, here.notice)
     return Pilot(
         asked.codec if auto is None else auto,
         is_first=here.run.worker == 0,
@@ -356,6 +433,7 @@ def _pilot(here: Session, built: _Built, entry: Entry, asked: _Asked) -> Pilot:
         schedule=schedule_for(here.run.checkpoint, here.run.every),
         sharing=here.sharing,
         watch=_watch(here, built),
+        chooser=chooser,
     )
 
 
@@ -381,6 +459,7 @@ def _drive(
     policy: Policy,
     state: ShardState,
     agreed: dict[int, Vector],
+    before: int,
 ) -> GradientRounds | DifferenceRounds:
     """Make what turns the script's steps into rounds, as the policy says."""
     if isinstance(policy, LocalSteps):
@@ -393,6 +472,7 @@ def _drive(
             first_round=entry.first_round,
             sharing=here.sharing,
             agreed=agreed,
+            before=before,
         )
     rounds = GradientRounds(
         built.replica,

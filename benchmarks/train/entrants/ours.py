@@ -1,6 +1,7 @@
 """Shoestring as a contestant: the three lines of the README, under torchrun's environment."""
 
 import os
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from benchmarks.train.entrant import Place
 from shoestring.launch.start import init, wrap
 from shoestring.worker import session
 from shoestring.worker.optimizer import SharedOptimizer
+from shoestring.worker.rounds.policy import text_of
 
 KEYS = "keys"  # the folder of keys, inside the place's own
 
@@ -33,11 +35,15 @@ class OwnEntrant:
     def zero_grad(self) -> None:
         self._optimizer.zero_grad()
 
+    def agreed(self) -> AbstractContextManager[None]:
+        """What all workers agreed on last, to be scored."""
+        return self._optimizer.agreed()
+
     def facts(self) -> dict[str, Any]:
         return {
             **self._options,
             "codecs_used": self._codecs,
-            "parameter_hash": self._optimizer.parameter_hash(),
+            "policy_used": text_of(self._optimizer.driver.policy),
         }
 
     def close(self) -> None:

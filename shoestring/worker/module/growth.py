@@ -38,6 +38,15 @@ class Growing:
         self._trained = trained or (lambda: trainable(model))
         self._known = self._trained()
 
+    @property
+    def is_grown(self) -> bool:
+        """Whether parameters have come that were not trained at first."""
+        return len(self._rounds) > 1
+
+    def go_on_with(self, rounds: Rounds) -> None:
+        """Take other rounds of all parameters from now on, with another policy."""
+        self._rounds = [rounds]
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let gradients add up without exchanging them."""

@@ -216,14 +216,14 @@ class Worker:
             self._files.add(("snapped", shard, seq), Request(shard, say.AskSnapped(seq), EMPTY, now))
         self._forget_reports()
 
-    def leave(self, now: float) -> None:
-        """Say goodbye; `has_left` tells when all shards know."""
+    def leave(self, now: float, moved: str = "") -> None:
+        """Say goodbye; `has_left` tells when all shards know. `moved`: to go on with this policy."""
         if self._is_leaving:
             return
         self._is_leaving = True
         for shard in range(len(self._addresses)):
             if self.joining.is_known(shard):
-                request = Request(shard, say.Leave(), EMPTY, now, _LEAVE_PAUSE_S)
+                request = Request(shard, say.Leave(moved), EMPTY, now, _LEAVE_PAUSE_S)
                 self._leaving.add(shard, request)
                 self.outbox.append((shard, request.message, EMPTY))
 

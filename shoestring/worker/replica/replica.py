@@ -46,7 +46,6 @@ class Replica:
             for index, group in enumerate([] if optimizer is None else optimizer.param_groups)
             for parameter in group["params"]
             if only is None or parameter in only
-            if only is None or parameter in only
         }
         named = {
             parameter: name

@@ -3,7 +3,7 @@
 The rates and round-trip times of the links to the shards are measured when training starts
 and again from time to time; compute and waiting time with every
 round. From these follows what a step would take at each level. What a level leaves out
-costs further steps until the same accuracy is reached (`STEPS`): so the level is taken whose
+costs further steps until the same accuracy is reached (`Level.steps`): so the level is taken whose
 steps, that many more of them, take the least time. A level stays while it is not much slower
 than the best, so that noise moves nothing to and fro. Float32 stays unless compressing gains
 clearly, and comes back if that turns out to be no quicker: the time that waits take beyond
@@ -23,19 +23,31 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from shoestring.codec.registry import LOSSLESS
 from shoestring.worker.coder import Setting
 from shoestring.worker.exchange import Exchange
 
 AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Level:
+    """One way to code."""
+
+    setting: Setting
+    ratio: float  # about how much smaller it is than float32
+    steps: float  # about how many steps it takes to the same accuracy, against float32
+
+
 LEVELS = (
-    Setting(LOSSLESS, LOSSLESS, 32.0),
-    Setting("dct:step=1.5", "dct:step=1.5", 1.06),
-    Setting("dct:step=3", "dct:step=3", 0.38),
+    Level(Setting(LOSSLESS, LOSSLESS, 32.0), 1.0, 1.0),
+    Level(Setting("dct:step=1.5", "dct:step=1.5", 1.06), 30.0, 1.2),
+    Level(Setting("dct:step=3", "dct:step=3", 0.38), 85.0, 1.4),
 )
-RATIOS = (1.0, 30.0, 85.0)  # about how much smaller than float32 each level is
-STEPS = (1.0, 1.2, 1.4)  # about how many steps each takes to the same accuracy, against float32
+# After local steps coding costs almost nothing, but a step of 3 does: half a point on the residual net.
+LOCAL_LEVELS = (LEVELS[0], Level(Setting("dct:step=2", "dct:step=2", 0.7), 35.0, 1.02))
 _LONG_S = 0.2  # an uncompressed exchange that takes longer is not tried before compute is known
 _SETTLE = 9  # rounds that a level is judged by: their median, as any one may wait for something else
 _LOOK_S = 20.0  # seconds between measurements of the links
@@ -43,6 +55,16 @@ _NEAR = 1.15  # of what the best level takes: about as quick
 _WORSE = 1.1  # a compressed level must take so much longer than the other to be left for it
 _PART_S, _VALUE_S = 1e-3, 8e-9  # about what coding takes, there and back, for each part and value
 _RETRY = 100  # rounds until what was seen of the other kind of round is forgotten; doubled each time
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What steps and rounds take, in seconds."""
+
+    compute_s: float  # of a step
+    every_s: float  # a step that is a round, counting the steps that coding costs
+    exchange_s: float  # a round after local steps, if all of it is waited for
+    codec: str  # of such a round
 
 
 class Auto:
@@ -78,19 +100,19 @@ class Auto:
         self._exchange.measure_links()
         self._measured_at = now
         predicted_s = self._predict_all()
-        costs = _costs(0.0, predicted_s)
+        costs = costs_of(LEVELS, 0.0, predicted_s)
         coded = next(level for level in range(1, len(LEVELS)) if costs[level] <= _NEAR * min(costs[1:]))
         level = coded if predicted_s[0] > max(_LONG_S, predicted_s[coded]) else 0
         self._set(level, f"{_short(predicted_s[0] * 1e3)} ms a round uncompressed; {self._links()}")
 
     @property
     def level(self) -> int:
-        """How hard it compresses: a place in `LEVELS`."""
+        """How hard it compresses, from 0."""
         return self._level
 
     def setting(self) -> Setting:
         """How the next round travels."""
-        return LEVELS[self._level]
+        return LEVELS[self._level].setting
 
     def predict(self, level: int) -> float:
         """How long a round's exchange takes at a level, in seconds, if all of it is waited for."""
@@ -129,13 +151,7 @@ class Auto:
         if seq >= self._forget_at:
             self._beside_s.pop(not own, None)
             self._forget_at = seq + self._retry
-        # Of the other kind of round nothing may be known: then it waits for others as long as this one.
-        unknown_s = max(0.0, self._beside_s[own])
-        waits_s = [
-            max(0.0, seconds + self._beside_s.get(level > 0, unknown_s))
-            for level, seconds in enumerate(predicted_s)
-        ]
-        costs = _costs(compute_s, waits_s)
+        costs = costs_of(LEVELS, compute_s, self._waits(predicted_s))
         wanted = _choose(costs, self._level)
         if wanted == self._level:
             return
@@ -147,16 +163,35 @@ class Auto:
             f"waits {waited_s * 1e3:.0f} ms for {compute_s * 1e3:.0f} ms of compute; " + self._links(),
         )
 
-    def _predict_all(self) -> list[float]:
+    def outlook(self) -> Outlook | None:
+        """What the next rounds take; none while too few were seen, or where nothing leaves the machine."""
+        if len(self._waited_s) < _SETTLE or all(rate == math.inf for rate in self._exchange.rates()):
+            return None
+        compute_s = statistics.median(self._compute_s)
+        every_s = min(costs_of(LEVELS, compute_s, self._waits(self._predict_all(LEVELS))))
+        costs_s = costs_of(LOCAL_LEVELS, 0.0, self._waits(self._predict_all(LOCAL_LEVELS)))
+        local_s = min(costs_s)
+        codec = LOCAL_LEVELS[costs_s.index(local_s)].setting.push
+        return Outlook(compute_s, every_s, local_s, codec)
+
+    def _waits(self, predicted_s: Sequence[float]) -> list[float]:
+        # Of the other kind of round nothing may be known: then it waits for others as long as this one.
+        unknown_s = max(0.0, self._beside_s.get(self._level > 0, 0.0))
+        return [
+            max(0.0, seconds + self._beside_s.get(level > 0, unknown_s))
+            for level, seconds in enumerate(predicted_s)
+        ]
+
+    def _predict_all(self, levels: Sequence[Level] = LEVELS) -> list[float]:
         rates, rtt_s = self._exchange.rates(), self._exchange.rtt_s
         plain_s = sum(2 * size / rate for size, rate in zip(self._bytes, rates, strict=True))
         coding_s = _PART_S * self._parts + _VALUE_S * sum(self._bytes) / 4
-        return [plain_s / ratio + (coding_s if level else 0.0) + rtt_s for level, ratio in enumerate(RATIOS)]
+        return [plain_s / one.ratio + (coding_s if n else 0.0) + rtt_s for n, one in enumerate(levels)]
 
     def _set(self, level: int, why: str) -> None:
         self._level, self._is_new = level, True
         self._waited_s.clear()
-        self._explain(LEVELS[level].push, why)
+        self._explain(LEVELS[level].setting.push, why)
 
     def _links(self) -> str:
         rates = ", ".join(_short(8e-6 * rate) for rate in self._exchange.rates() if rate < math.inf)
@@ -169,9 +204,9 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def _costs(compute_s: float, waits_s: Sequence[float]) -> list[float]:
+def costs_of(levels: Sequence[Level], compute_s: float, waits_s: Sequence[float]) -> list[float]:
     """What the steps to an equal accuracy take at each level, against one uncompressed step."""
-    return [steps * (compute_s + wait_s) for steps, wait_s in zip(STEPS, waits_s, strict=True)]
+    return [level.steps * (compute_s + wait_s) for level, wait_s in zip(levels, waits_s, strict=True)]
 
 
 def _choose(costs: Sequence[float], level: int) -> int:

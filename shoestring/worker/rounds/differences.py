@@ -137,7 +137,9 @@ class DifferenceRounds:
         first_round: int,
         sharing: Sharing,
         agreed: Mapping[int, Vector] = MappingProxyType({}),
+        before: int = 0,
     ) -> None:
+        """`before`: how many steps were taken with another policy."""
         self.replica = replica
         self.coder = coder
         self.policy = policy
@@ -146,7 +148,8 @@ class DifferenceRounds:
         self._groups = len(inner.param_groups)  # that the shards know of
         self._sharing = sharing
         self.rounds = first_round - 1
-        self.steps = sharing.step = self._first_step(first_round)
+        self._before = before
+        self.steps = sharing.step = before + self._first_step(first_round)
         self.anchors = Anchors(replica, agreed)
         self.closure: Callable[[], Any] | None = None  # that the script gives with the next step
         self.loss: Any = None  # that it came to
@@ -196,12 +199,6 @@ class DifferenceRounds:
         Then the next round is exchanged without loss, and nothing is added to what the script has set.
         """
         changed = self.replica.changed()
-        if changed and self._terms is not None:
-            name = self.replica.tensors[changed[0]].name
-            raise UsageError(
-                f"the script has changed parameter `{name}` while a round is under way",
-                hint="change parameters before `wrap`, or take local steps without a delay",
-            )
         if changed and self.policy.outer == "nesterov":
             raise UsageError(
                 f"the script has changed parameter `{self.replica.tensors[changed[0]].name}` since the last "
@@ -209,6 +206,8 @@ class DifferenceRounds:
                 hint='change parameters before `wrap`, or take `outer="average"`',
             )
         if changed:
+            self._hear()  # the answer under way is for what was there before: it moves the anchors alone
+            self._terms = self._then = None
             self._is_set = True
             self.coder.forget()
             self.replica.note()
@@ -229,7 +228,7 @@ class DifferenceRounds:
         self.replica.note()
         self.steps += 1
         self._sharing.step = self.steps
-        since, h = self.steps - self.policy.warmup, self.policy.h
+        since, h = self.steps - self._before - self.policy.warmup, self.policy.h
         if self._terms is not None and (since - self.policy.delay) % h == 0:
             self._end()
         if since <= 0 or since % h == 0:

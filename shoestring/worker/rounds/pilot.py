@@ -10,9 +10,10 @@ import time
 
 from shoestring.checkpoint.schedule import Schedule
 from shoestring.codec.registry import LOSSLESS, make
-from shoestring.wire.messages import Decisions, Delay, Shares
+from shoestring.wire.messages import Decisions, Delay, PolicyChange, Shares
 from shoestring.worker.coder import Setting, Terms
 from shoestring.worker.rounds.auto import Auto
+from shoestring.worker.rounds.chooser import Chooser
 from shoestring.worker.rounds.sharing import Sharing
 from shoestring.worker.rounds.witness import Watch
 
@@ -32,6 +33,7 @@ class Pilot:
         schedule: Schedule | None = None,
         sharing: Sharing | None = None,
         watch: Watch | None = None,
+        chooser: Chooser | None = None,
     ) -> None:
         self.codec = LOSSLESS  # of the last round
         self.waited_s = 0.0  # for the exchange, in all rounds so far
@@ -45,6 +47,8 @@ class Pilot:
         self._watch = watch
         self._delay: Delay | None = None  # the first worker's last decisions, told again with every round
         self._shares: Shares | None = None
+        self._chooser = chooser if is_first else None
+        self.change: PolicyChange | None = None  # that all workers make
         self._pace_s = 0.0  # how long this worker's own work took in the last step; 0: nobody asks
         self._began_at = self._exposed_from = time.monotonic()
 
@@ -74,6 +78,7 @@ class Pilot:
             return
         if decisions.delay is not None:
             self._delays[decisions.delay.round] = decisions.delay.rounds
+        self.change = self.change or decisions.policy
         if self._watch is not None and decisions.witnesses:
             self._watch.hear(decisions.witnesses)
         if self._sharing is not None:
@@ -101,14 +106,19 @@ class Pilot:
             self._auto.measure(compute_s=compute_s, exposed_s=exposed_s, seq=seq, now=now)
             if self._is_first:
                 self._decide_delay(seq, self._auto)
+        chosen = None if self._chooser is None or self.change is not None else self._chooser.choose()
+        if chosen is not None:
+            self.change = PolicyChange(seq + _NOTICE, *chosen)
 
     def _decisions(self, seq: int) -> Decisions | None:
         """What goes with a round's first part."""
         witness = None if self._watch is None else self._watch.say(seq)
-        if self._delay is None and self._shares is None and not self._pace_s and witness is None:
+        change = self.change if self._is_first else None
+        said = (self._delay, self._shares, self._pace_s or None, witness, change)
+        if all(one is None for one in said):
             return None
         paces = (self._pace_s,) if self._pace_s else ()
-        return Decisions(self._delay, self._shares, paces, () if witness is None else (witness,))
+        return Decisions(self._delay, self._shares, paces, () if witness is None else (witness,), change)
 
     def _decide_delay(self, seq: int, auto: Auto) -> None:
         latest = max(self._delays)

@@ -98,13 +98,41 @@ class Async:
         _refuse_unless(self.warmup >= 0, f"warmup is {self.warmup}", "give 0 or more steps")
 
 
+Accuracy = Literal["strict", "close", "fast"]
+
+
+@dataclass(frozen=True)
+class AutoPolicy:
+    """Every step at first; then, once links and steps were measured, local steps where those pay.
+
+    All workers change at the same round. `accuracy` bounds what that may cost: `"strict"` nothing, so
+    that every step stays a round; `"close"` up to 4 local steps, `"fast"` up to 16.
+    """
+
+    accuracy: Accuracy = "close"
+    warmup: int = 0
+    text: ClassVar[str] = "auto"
+
+    def __post_init__(self) -> None:
+        _refuse_unless(self.accuracy in _ACCURACIES, f"accuracy is {self.accuracy}", "strict, close or fast")
+        _refuse_unless(self.warmup >= 0, f"warmup is {self.warmup}", "give 0 or more steps")
+
+    @property
+    def most(self) -> int:
+        """How many local steps a round may have."""
+        return _ACCURACIES[self.accuracy]
+
+
+_ACCURACIES = {"strict": 1, "close": 4, "fast": 16}  # local steps at most
+
 Policy = EveryStep | LocalSteps | Bounded | Async
-_KINDS: tuple[type[Policy], ...] = (EveryStep, LocalSteps, Bounded, Async)
+AnyPolicy = Policy | AutoPolicy
+_KINDS: tuple[type[AnyPolicy], ...] = (EveryStep, LocalSteps, Bounded, Async, AutoPolicy)
 _WORDS = {"none": None, "yes": True, "true": True, "no": False, "false": False}
-_HINT = "one of `every`, `every:delay=1`, `local:16`, `bounded:4`, `async`"
+_HINT = "one of `every`, `every:delay=1`, `local:16`, `bounded:4`, `async`, `auto`"
 
 
-def make_policy(given: "str | Policy") -> Policy:
+def make_policy(given: "str | AnyPolicy") -> AnyPolicy:
     """Build a policy from its text; one that is already built is returned as it is."""
     if isinstance(given, _KINDS):
         return given
@@ -127,14 +155,14 @@ def make_policy(given: "str | Policy") -> Policy:
         raise UsageError(f"policy `{given}` is not whole", hint=_HINT) from None
 
 
-def text_of(policy: Policy) -> str:
+def text_of(policy: AnyPolicy) -> str:
     """A policy with all its options as text: equal for equal policies, and `make_policy` reads it."""
     options = ",".join(f"{field.name}={getattr(policy, field.name)}".lower() for field in fields(policy))
     return f"{policy.text}:{options}"
 
 
 def _read(given: object, value: str) -> Any:
-    if value in ("average", "nesterov"):
+    if value in ("average", "nesterov", *_ACCURACIES):
         return value
     if value in _WORDS:
         return _WORDS[value]

@@ -60,6 +60,11 @@ class ShardState:
         self._exchange, self._seq = exchange, seq
         self._empty()
 
+    def hand_over(self) -> None:
+        """Bring the state from the shards for good: the optimizer itself goes on from there."""
+        self.show()
+        self._exchange, self._shown, self._is_set = None, None, False
+
     def show(self) -> None:
         """Fill the optimizer's state with what the shards keep, unless it is there."""
         if self._exchange is None or self._is_set or self._shown is not None:

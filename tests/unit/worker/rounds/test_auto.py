@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from shoestring.worker.rounds.auto import LEVELS, Auto
+from shoestring.worker.rounds.auto import Auto
 
 MBIT = 125_000.0
 
@@ -29,7 +29,7 @@ class Links:
 def settle(auto: Auto, compute_s: float, rounds: int = 400, first: int = 1) -> str:
     """Let rounds go by that wait as long as the links make them."""
     for seq in range(first, first + rounds):
-        exposed_s = auto.predict(LEVELS.index(auto.setting()))
+        exposed_s = auto.predict(auto.level)
         auto.measure(compute_s=compute_s, exposed_s=exposed_s, seq=seq, now=float(seq))
     return auto.setting().push
 
@@ -107,7 +107,7 @@ def test_it_goes_back_where_compressing_turns_out_to_be_no_quicker() -> None:
     auto.start(0.0)
     tried = set()
     for seq in range(1, 400):
-        level = LEVELS.index(auto.setting())
+        level = auto.level
         tried.add(level)
         exposed_s = auto.predict(0) if level == 0 else 0.1
         auto.measure(compute_s=0.05, exposed_s=exposed_s, seq=seq, now=float(seq))
@@ -138,7 +138,7 @@ def test_one_long_wait_changes_nothing() -> None:
     level = settle(auto, 0.026, 50)
     assert level != "float32"
     for seq in range(51, 250):
-        exposed_s = 20.0 if seq % 20 == 0 else auto.predict(LEVELS.index(auto.setting()))
+        exposed_s = 20.0 if seq % 20 == 0 else auto.predict(auto.level)
         auto.measure(compute_s=0.026, exposed_s=exposed_s, seq=seq, now=float(seq))
         assert auto.setting().push == level
 
@@ -158,7 +158,7 @@ def test_compressing_gets_another_chance() -> None:
     auto.start(0.0)
     found = []
     for seq in range(1, 1500):
-        level = LEVELS.index(auto.setting())
+        level = auto.level
         exposed_s = auto.predict(level) if level == 0 or seq > 200 else 0.1
         auto.measure(compute_s=0.05, exposed_s=exposed_s, seq=seq, now=float(seq))
         found.append(level)
