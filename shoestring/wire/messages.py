@@ -26,7 +26,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 6
+PROTOCOL = 7
 
 WHOLE_ROUND = -1  # `Push.bound` of a push that is summed with those of all workers
 WORKER_LIMIT = 1 << 16

@@ -300,6 +300,9 @@ def _enter(
     entry = enter(
         here, here.next_model(), built.table, replica.parts, initial=initial, names=names, take=take
     )
+    used, values = len(set(entry.homes)), sum(part.size for part in replica.parts)
+    if used < entry.shards and here.run.worker == 0 and not built.is_more:
+        here.notice(f"a model of {values:,} parameters uses {used} of {entry.shards} shards")
     if entry.first_round == 1:  # later, a checkpoint or the rounds bring it
         align(here, entry.model, _given(model, built))
     return entry, came, agreed
