@@ -69,7 +69,6 @@ def serve(
     from shoestring.server.saving import restorer
     from shoestring.server.serve import Service, listen
     from shoestring.server.shard import Shard
-    from shoestring.server.warmup import warm_up
     from shoestring.wire.keys import keys_from_folder
 
     own = Shard(shard, shards, run, lease_s=told.lease_s, is_sharing=address.startswith("ipc:"))
@@ -77,7 +76,6 @@ def serve(
     if snapshot is not None:
         own.restore = restorer(snapshot)
     keys = None if told.keys is None else keys_from_folder(told.keys, "shard")
-    warm_up(threads)
     listener = listen(zmq.Context.instance(), address, keys=keys)
     with EventLog(told.folder, f"shard-{shard}") as log:
         writer = ShardWriter(told.checkpoint, shard) if told.checkpoint is not None else None
