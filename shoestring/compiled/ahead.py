@@ -24,10 +24,12 @@ def have_ready(module: str, jobs: Mapping[str, Callable[[], None]], say: Callabl
     """
     missing = _missing(jobs)
     if missing:
-        with alone("compiling"):
+        with alone("compiling") as is_kept:
             missing = _missing({name: jobs[name] for name in missing})
+            once = "for this machine, once" if is_kept else "which cannot be kept"
             if missing:
-                say(f"compiling kernels for this machine, once: {', '.join(missing)}")
+                say(f"compiling kernels {once}: {', '.join(missing)}")
+            if missing and is_kept:
                 with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
                     list(pool.map(lambda name: _compile(module, name), missing))
     for name in missing:

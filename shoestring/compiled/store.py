@@ -145,13 +145,15 @@ def _wait_for(file: IO[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def alone(name: str) -> Iterator[None]:
-    """Hold a lock of this name among processes; without it where the folder cannot be written."""
+def alone(name: str) -> Iterator[bool]:
+    """Hold a lock of this name among processes; False where the folder cannot be written."""
     with contextlib.ExitStack() as stack:
+        is_written = False
         with contextlib.suppress(OSError):
             _folder.mkdir(parents=True, exist_ok=True)
             _wait_for(stack.enter_context((_folder / f"{name}.lock").open("ab")))
-        yield
+            is_written = True
+        yield is_written
 
 
 class NotStoredError(Exception):

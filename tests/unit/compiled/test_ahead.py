@@ -59,6 +59,16 @@ def test_what_others_compile_meanwhile_is_loaded(folder, monkeypatch):
     assert done == ["two"]
 
 
+def test_what_cannot_be_kept_is_compiled_here_alone(folder, monkeypatch):
+    said, done = [], []
+    (folder / "file").touch()
+    monkeypatch.setattr(store, "_folder", folder / "file" / "kernels")
+    have_ready("own_jobs", jobs_of(folder, done, "two"), said.append)
+    assert said == ["compiling kernels which cannot be kept: two"]
+    assert done == ["two"]
+    assert not (folder / "two").exists()
+
+
 @pytest.mark.parametrize("module", ["own_jobs", "no_such_module"])
 def test_what_cannot_be_compiled_elsewhere_is_compiled_here(folder, module):
     done = []

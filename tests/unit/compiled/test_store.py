@@ -89,7 +89,8 @@ def test_a_folder_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr(store, "_folder", tmp_path / "file" / "kernels")
     assert call(monkeypatch) == 0
-    with store.alone("name"):
+    with store.alone("name") as is_kept:
+        assert not is_kept
         assert call(monkeypatch) == 0
 
 
@@ -198,6 +199,7 @@ def test_what_is_not_on_disk_may_be_left_to_others(folder, monkeypatch):
 
 
 def test_one_process_at_a_time_is_alone(folder):
-    with store.alone("name"):
+    with store.alone("name") as is_kept:
+        assert is_kept
         assert not is_free(folder / "name.lock")
     assert is_free(folder / "name.lock")
