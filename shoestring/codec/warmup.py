@@ -31,19 +31,30 @@ def _silent(text: str) -> None:
     pass
 
 
+_tell: Callable[[str], None] = _silent
+
+
+def tell(say: Callable[[str], None]) -> None:
+    """Have `say` told what is compiled from now on, where nobody else is named to be told."""
+    global _tell
+    _tell = say
+
+
 def warm_up_dct() -> None:
     """Load or compile what usual models need."""
     _have_ready(_USUAL, _silent)
 
 
-def prepare_dct(layouts: Iterable[Layout], options: Options, say: Callable[[str], None] = _silent) -> None:
+def prepare_dct(
+    layouts: Iterable[Layout], options: Options, say: Callable[[str], None] | None = None
+) -> None:
     """Load or compile what coding and decoding vectors of these layouts takes.
 
     `say` is told before anything is compiled. Any thread may call it; it is quick where all is loaded.
     """
     wanted = frozenset().union(*(_blocks_of(layout, options) for layout in layouts))
     if not wanted <= _ready and not getattr(_inside, "running", False):
-        _have_ready(wanted, say)
+        _have_ready(wanted, say or _tell)
 
 
 @lru_cache(maxsize=1024)  # a large model has hundreds of parts

@@ -52,6 +52,18 @@ def test_coding_has_its_own_kernels_loaded(asked):
     assert len(asked) == 2
 
 
+def test_who_is_to_be_told_is_told(monkeypatch):
+    said = []
+    monkeypatch.setattr(warmup, "have_ready", lambda module, jobs, say: say(" ".join(jobs)))
+    monkeypatch.setattr(warmup, "_ready", set())
+    monkeypatch.setattr(warmup, "_tell", warmup._tell)
+    warmup.prepare_dct([MATRICES], Options())
+    warmup.tell(said.append)
+    warmup.prepare_dct([CONVOLUTIONS], Options())
+    warmup.prepare_dct([MATRICES], Options(block=16), said.append)
+    assert said == [f"{jobs} (the blocks of codec `dct`)" for jobs in ("5x5 3x3", "16x16")]
+
+
 @pytest.mark.parametrize("n", [1, 4, 8])
 def test_a_job_runs_alone(n):
     done = subprocess.run([sys.executable, "-m", warmup.__name__, f"{n}x{n}"], capture_output=True, text=True)
