@@ -229,8 +229,8 @@ class Run(_Checked):
     ready_timeout_s: Annotated[
         float,
         _time(
-            "How long a shard may take until it listens; the first one on a machine compiles its kernels. "
-            "Too short: it is killed while it compiles. Too long: a shard that hangs shows late."
+            "How long a shard may take until it listens. "
+            "Too short: it is killed on a slow disk. Too long: a shard that hangs shows late."
         ),
     ] = 600.0
     stop_grace_s: Annotated[

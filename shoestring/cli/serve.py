@@ -65,11 +65,11 @@ def serve(
     import zmq
 
     from shoestring.checkpoint.shard import ShardWriter
+    from shoestring.codec import warmup
     from shoestring.observe.events import EventLog
     from shoestring.server.saving import restorer
     from shoestring.server.serve import Service, listen
     from shoestring.server.shard import Shard
-    from shoestring.server.warmup import warm_up
     from shoestring.wire.keys import keys_from_folder
 
     own = Shard(shard, shards, run, lease_s=told.lease_s, is_sharing=address.startswith("ipc:"))
@@ -77,7 +77,7 @@ def serve(
     if snapshot is not None:
         own.restore = restorer(snapshot)
     keys = None if told.keys is None else keys_from_folder(told.keys, "shard")
-    warm_up(threads)
+    warmup.tell(lambda text: typer.echo(f"shoestring: shard {shard}: {text}", err=True))
     listener = listen(zmq.Context.instance(), address, keys=keys)
     with EventLog(told.folder, f"shard-{shard}") as log:
         writer = ShardWriter(told.checkpoint, shard) if told.checkpoint is not None else None

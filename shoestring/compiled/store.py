@@ -6,11 +6,12 @@ stay until somebody removes the folder `~/.cache/shoestring/kernels`, which cost
 Numba's own cache would compile anew after any edit of a kernel's file, and would not notice one in
 another file that the kernel calls into.
 
-To compile everything takes the better part of a minute. Processes that start together on a machine
-where nothing is compiled yet do it one after the other (`compiled_once`): the first compiles, the
-others load what it wrote. Where the folder cannot be written, each process compiles for itself.
+Each kernel is compiled by one process at a time: others that need it wait, and load what it wrote.
+Processes that compile different kernels do so at the same time (`ahead.py`). Where the folder cannot be
+written, each process compiles for itself.
 
-All methods of a `StoredKernel` are called under Numba's lock, which one thread at a time holds.
+All methods of a `StoredKernel` are called under Numba's lock, which one thread at a time holds. A kernel
+is locked while kernels that it calls are; as calls go down only, processes never wait in a circle.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,7 +31,7 @@ from numba.core.serialize import dumps, loads
 
 from shoestring.compiled.key import key_of
 
-_PATIENCE_S, _LOOK_S = 300.0, 0.2  # for another process that compiles
+_PATIENCE_S, _LOOK_S = 300.0, 0.05  # for another process that compiles
 
 
 def _find_folder() -> Path:
@@ -57,10 +58,13 @@ class StoredKernel:
         target_context.refresh()
         path = self._path(sig, target_context.codegen())
         found = _read(path)
-        if found is None and _turn.take():
-            found = _read(path)
-            if found is not None:
-                _turn.give_back()  # the others need not wait while this one loads
+        if found is None:
+            if getattr(_here, "loads_only", False):
+                raise NotStoredError(path.name)
+            if _take(path):
+                found = _read(path)
+                if found is not None:
+                    _give_back(path)
         if found is None:
             return None
         try:
@@ -70,19 +74,13 @@ class StoredKernel:
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Write compiled code, where that can be done."""
-        if data.library.has_dynamic_globals:  # addresses of this process
-            return
+        path = self._path(sig, data.codegen)
         # Numba now and then has no object code at hand when several threads compile (RuntimeError).
         # This process can run the kernel all the same; another one compiles it.
         with contextlib.suppress(OSError, RuntimeError):
-            path = self._path(sig, data.codegen)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(f".{uuid.uuid4().hex}")
-            try:
-                part.write_bytes(dumps(data._reduce()))
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
+            if not data.library.has_dynamic_globals:  # addresses of this process
+                write(path, lambda: dumps(data._reduce()))
+        _give_back(path)
 
     def _path(self, sig: Any, codegen: Any) -> Path:
         function = self._kernel.py_func
@@ -98,52 +96,39 @@ def _read(path: Path) -> bytes | None:
         return None
 
 
-class _Turn:
-    """This process's turn to compile, among processes: a lock on a file, from the first kernel that is
-    not on disk until the last `compiled_once` of this process ends."""
+def write(path: Path, make: Callable[[], bytes]) -> None:
+    """Give a file its name once it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{uuid.uuid4().hex}")
+    try:
+        part.write_bytes(make())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._contexts = 0
-        self._file: IO[bytes] | None = None
 
-    def enter(self) -> None:
-        with self._lock:
-            self._contexts += 1
+# Locked by this process: kernels that it compiles. One whose compilation failed stays so.
+_locked: dict[Path, IO[bytes]] = {}
 
-    def leave(self) -> None:
-        with self._lock:
-            self._contexts -= 1
-            if self._contexts == 0:
-                self._close()
 
-    def take(self) -> bool:
-        """Wait for the turn, within `compiled_once`; return whether it was taken just now."""
-        if self._contexts == 0 or self._file is not None:
-            return False
-        try:
-            _folder.mkdir(parents=True, exist_ok=True)
-            file = (_folder / "compiling.lock").open("ab")
-        except OSError:
-            return False
+def _take(path: Path) -> bool:
+    """Wait until no other process compiles a kernel; return whether this one did not hold it before."""
+    if path in _locked:
+        return False
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _locked[path] = file = path.with_suffix(".lock").open("ab")
         _wait_for(file)
-        with self._lock:
-            self._file = file
-            if self._contexts == 0:  # the contexts were another thread's, and have ended
-                self._close()
-        return True
-
-    def give_back(self) -> None:
-        with self._lock:
-            self._close()
-
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    return path in _locked
 
 
-_turn = _Turn()
+def _give_back(path: Path) -> None:
+    """Let others have a kernel that is on disk now. Who waits has the file open that loses its name."""
+    file = _locked.pop(path, None)
+    if file is not None:
+        with contextlib.suppress(OSError):
+            path.with_suffix(".lock").unlink(missing_ok=True)
+        file.close()
 
 
 def _wait_for(file: IO[bytes]) -> None:
@@ -160,10 +145,29 @@ def _wait_for(file: IO[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def compiled_once() -> Iterator[None]:
-    """Run kernels inside: what is not on disk yet is compiled by one process at a time."""
-    _turn.enter()
+def alone(name: str) -> Iterator[bool]:
+    """Hold a lock of this name among processes; False where the folder cannot be written."""
+    with contextlib.ExitStack() as stack:
+        is_written = False
+        with contextlib.suppress(OSError):
+            _folder.mkdir(parents=True, exist_ok=True)
+            _wait_for(stack.enter_context((_folder / f"{name}.lock").open("ab")))
+            is_written = True
+        yield is_written
+
+
+class NotStoredError(Exception):
+    """A kernel is not on disk, and was not to be compiled here."""
+
+
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def loading_only() -> Iterator[None]:
+    """Run kernels inside on this thread: what is not on disk raises `NotStoredError`."""
+    _here.loads_only = True
     try:
         yield
     finally:
-        _turn.leave()
+        _here.loads_only = False

@@ -1,16 +1,16 @@
 """Cut a model into parts and spread them over the shards.
 
-A part is a run of pieces of tensors, about 0.5 to 4 MB (less in a small
-model, so that shards still share it evenly), that travels, is coded and is
-updated as one. How a model is cut depends on the model alone, never on the number of
-shards or workers: so the bits of a run do not depend on them either, and a checkpoint
-can be restored on another number of shards.
+A part is a run of pieces of tensors that travels, is coded and is updated as one. How a model is
+cut depends on the model alone, never on the number of shards or workers: so the bits of a run do not
+depend on them either, and a checkpoint can be restored on another number of shards.
 
-Parts follow the order in which the model registered its parameters: the last ones have
-their gradients first and are pushed first. What is pushed last nothing hides, neither its way nor
-its sum: so the first parts are small, and each is as large as all before it until it is as large
-as the others. A tensor too large for a part is cut between its rows, so that
-each piece still has a shape a codec can read.
+Parts follow the order in which the model registered its parameters: the last ones have their
+gradients first and are pushed first. What is pushed last nothing hides, neither its way nor its sum:
+so the first parts of a large model are small, and sizes grow up to 4 MB. So small ones are left to
+even out what large ones leave uneven: on up to 16 shards the largest holds at most 1.05 of the mean
+of any model of 10 MB or more. A smaller one has some ten parts, as small ones cost more by themselves
+than by their values. A tensor too large for a part is cut between its rows where these are small
+enough, so that each piece still has a shape a codec can read.
 """
 
 import heapq
@@ -25,10 +25,16 @@ from numpy.typing import NDArray
 from shoestring.codec.base import Layout
 from shoestring.model.layers import Layer
 
-SMALLEST, LARGEST = 1 << 15, 1 << 20  # values a part, about
-_HANDY = 1 << 17  # below this a part costs more by itself than by its values
-_SHARE = 16  # a model has about this many parts, where the bounds allow; half as many where that is handy
-_SLACK = 1.25
+EVEN_FROM = 2_500_000  # values of a model that up to 16 shards are to share evenly: 10 MB
+SMALLEST, LARGEST = 1 << 15, 1 << 20  # values a part, about; a large model's first parts are smaller
+_HANDY = 1 << 17  # below this a part costs more by itself than by its values: only for evenness' sake
+_SHARE = 8  # a small model has about this many parts, where the bounds allow
+_SLACK = 1.25  # of a small model's parts
+# Parts are dealt the largest first. One of size s is dealt to a shard that holds at most a mean share of
+# what was dealt before. So no shard of m holds more than 1.05 of the mean if for every part
+# (m - 1) s <= 0.05 of all + what is smaller: for 16 shards, sizes that grow by a 15th of what precedes
+# them. An 18th, and a tenth more where a tensor is not cut for it, leaves room for whole rows.
+_EVENNESS, _PACE, _EVEN_SLACK = 20, 18, 1.1
 _GRAIN = 1024  # a row that is itself too large is cut at multiples of it: whole blocks of every size
 
 
@@ -65,14 +71,12 @@ class Part:
 def cut(shapes: Sequence[tuple[int, ...]]) -> tuple[Part, ...]:
     """Cut tensors of these shapes into parts."""
     total = sum(math.prod(shape) for shape in shapes)
-    least = max(min(_HANDY, 2 * total // _SHARE), SMALLEST)
-    most = min(max(total // _SHARE, least), LARGEST)
     parts: list[Part] = []
     pending: list[Piece] = []
     held = before = 0  # values that are pending, and that are in parts
     for index, shape in enumerate(shapes):
-        for piece in _split(index, tuple(shape), before + held, least, most):
-            if pending and held + piece.size > _SLACK * _target(before, least, most):
+        for piece in _split(index, tuple(shape), before + held, total):
+            if pending and held + piece.size > _limit(before, total):
                 parts.append(Part(len(parts), tuple(pending)))
                 pending, held, before = [], 0, before + held
             pending.append(piece)
@@ -83,7 +87,10 @@ def cut(shapes: Sequence[tuple[int, ...]]) -> tuple[Part, ...]:
 
 
 def assign(parts: Sequence[Part], shards: int) -> tuple[int, ...]:
-    """Say which shard holds each part: the largest first, each to the shard with the least."""
+    """Say which shard holds each part: the largest first, each to the shard with the least.
+
+    Where there are fewer parts than shards, the first shards hold one each.
+    """
     loads = [(0, shard) for shard in range(shards)]  # a heap
     homes = [0] * len(parts)
     for part in sorted(parts, key=lambda part: (-part.size, part.index)):
@@ -120,28 +127,36 @@ def is_flagged(packed: bytes, index: int) -> bool:
     return index // 8 < len(packed) and bool(packed[index // 8] >> (7 - index % 8) & 1)
 
 
-def _target(before: int, least: int, most: int) -> int:
-    """The size of the part that follows so many values: the first ones are pushed last, and small."""
-    return min(max(before, least), most)
+def _target(before: int, total: int) -> int:
+    """The size of the part that follows so many of a model's values: the first ones are small."""
+    if total < EVEN_FROM:
+        return max(min(_HANDY, total // _SHARE), SMALLEST)
+    return min(max(before, _HANDY), (total // _EVENNESS + before) // _PACE, total // _EVENNESS, LARGEST)
 
 
-def _split(index: int, shape: tuple[int, ...], before: int, least: int, most: int) -> Iterator[Piece]:
+def _limit(before: int, total: int) -> float:
+    """The most that such a part holds, for the sake of tensors that are not cut."""
+    return _target(before, total) * (_SLACK if total < EVEN_FROM else _EVEN_SLACK)
+
+
+def _split(index: int, shape: tuple[int, ...], before: int, total: int) -> Iterator[Piece]:
     """Cut a tensor that follows so many values, evenly where its parts are of one size."""
     size = math.prod(shape)
     if size == 0:
         return
-    if size <= _SLACK * _target(before, least, most):
+    first = _limit(before, total)
+    if size <= first:
         yield Piece(index, 0, size, shape)
         return
-    whole_rows = size // shape[0] <= _SLACK * most
+    whole_rows = size // shape[0] <= first
     row = size // shape[0] if whole_rows else _GRAIN
     rows = math.ceil(size / row)
     low = 0
     while low < rows:
         start = low * row
-        target = _target(before + start, least, most)
         left = size - start
-        count = 1 if left <= _SLACK * target else math.ceil(left / target)
+        is_last = left <= _limit(before + start, total)
+        count = 1 if is_last else math.ceil(left / _target(before + start, total))
         high = low + max(1, round((rows - low) / count))
         stop = min(high * row, size)
         yield Piece(index, start, stop, (high - low, *shape[1:]) if whole_rows else (stop - start,))

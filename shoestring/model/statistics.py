@@ -26,7 +26,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shoestring.compiled.store import compiled_once
 from shoestring.errors import WireError
 from shoestring.model import statkernels as kernels
 from shoestring.model.layers import Layer
@@ -155,5 +154,4 @@ def _bad(what: str) -> WireError:
 def warm_up_history() -> None:
     """Load or compile what is done with the statistics of layers in a round."""
     history = History((Layer("", 1, 0, 0.5),))
-    with compiled_once():
-        history.take([unpack(history.pack(), history.layers)], 1.0)
+    history.take([unpack(history.pack(), history.layers)], 1.0)

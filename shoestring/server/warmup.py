@@ -1,9 +1,11 @@
-"""Load or compile what a shard computes with, before a worker waits for it."""
+"""Load or compile whatever a shard may compute with, before a time is taken.
+
+A shard that trains loads what it needs when it needs it.
+"""
 
 import numpy as np
 
 from shoestring.codec.warmup import warm_up_dct
-from shoestring.compiled.store import compiled_once
 from shoestring.model.rules import Rule
 from shoestring.model.statistics import warm_up_history
 from shoestring.server import rules
@@ -16,13 +18,12 @@ _RULES = (
 )
 
 
-def warm_up(threads: int = 1) -> None:
+def warm_up() -> None:
     """Run every kernel once: the rules on nothing, the default codec on a few blocks."""
     nothing = np.empty(0, np.float32)
-    with compiled_once():
-        for rule, hyper in _RULES:
-            for change in (rules.apply, rules.update):
-                change(rule, hyper, nothing, nothing, dict.fromkeys(rule.state_names, nothing), 1)
-        rules.sum_squares(nothing)
+    for rule, hyper in _RULES:
+        for change in (rules.apply, rules.update):
+            change(rule, hyper, nothing, nothing, dict.fromkeys(rule.state_names, nothing), 1)
+    rules.sum_squares(nothing)
     warm_up_history()
-    warm_up_dct(threads)
+    warm_up_dct()

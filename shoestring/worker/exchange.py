@@ -99,6 +99,7 @@ class Exchange:
         self._lines = [_Line(index, address, socket) for index, (address, socket) in enumerate(sockets)]
         self._sizes = sizes
         self._protocol = protocol(time.monotonic())
+        self._used = [self._lines[shard] for shard in sorted(self._protocol.holders)]
         self._memory = memory
         self._notice = notice
         self._tasks: deque[Task] = deque()
@@ -124,12 +125,12 @@ class Exchange:
 
     @property
     def rtt_s(self) -> float:
-        """The longest time to a shard and back that was seen of late."""
-        return max(line.rtt_s for line in self._lines)
+        """The longest time to a shard with parts and back that was seen of late."""
+        return max(line.rtt_s for line in self._used)
 
     def measure_links(self) -> None:
-        """Measure the links, one after the other; returns when all shards have answered."""
-        for line in self._lines:
+        """Measure the links that are used, one after the other; returns when these shards have answered."""
+        for line in self._used:
             for size in (0, 0, _MEASURED_BYTES, _MEASURED_BYTES):
                 echoed = threading.Event()
                 while not echoed.is_set():  # a beat may be lost, too
@@ -139,7 +140,7 @@ class Exchange:
 
     def measure_links_soon(self) -> None:
         """Measure the rates of the links again, without waiting for it."""
-        for line in self._lines:
+        for line in self._used:
             self._do(partial(self._beat, line, _MEASURED_BYTES, threading.Event()))
 
     def submit(self, part: int, encode: Encode, give: Give = nothing) -> None:

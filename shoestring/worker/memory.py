@@ -48,7 +48,7 @@ class SharedMemory:
 
     def offer(self, shard: int) -> str:
         """Make a segment for a shard to read; return its name, empty where there is none."""
-        if not self._addresses[shard].startswith("ipc:"):
+        if shard not in self._homes or not self._addresses[shard].startswith("ipc:"):
             return ""
         segment = Segment.create([self._sizes[part] for part in self._parts(shard)])
         if segment is None:

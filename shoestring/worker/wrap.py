@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from shoestring.checkpoint.saver import Saver
 from shoestring.checkpoint.schedule import schedule_for
 from shoestring.checkpoint.snapshot import Snapshot
 from shoestring.codec.base import Vector
+from shoestring.codec.dct.codec import Dct
 from shoestring.codec.registry import LOSSLESS, make
-from shoestring.codec.warmup import warm_up_dct
+from shoestring.codec.warmup import prepare_dct
 from shoestring.errors import RuleError, UsageError, WireError
 from shoestring.model.layers import Layer
 from shoestring.model.rules import Rule
@@ -328,14 +330,21 @@ def _build(
         workers=here.run.workers,
         is_local=isinstance(asked.policy, LocalSteps),
     )
-    if asked.codec.startswith("dct") or (asked.codec == AUTO and not here.run.is_alone):
-        warm_up_dct()  # before the exchange's thread must answer in time
+    if asked.codec != AUTO:
+        _prepare(here, replica, asked.codec)
     if layers and not here.run.is_alone:
         warm_up_statistics(module for _, module in named)
     buffers = None
     if here.run.workers > 1 and asked.follows_buffers and only is None:
         buffers = SharedBuffers(model, replica, is_first=here.run.worker == 0)
     return _Built(replica, table, statistics, buffers, is_more=only is not None)
+
+
+def _prepare(here: Session, replica: Replica, spec: str) -> None:
+    """Have a codec's kernels loaded, before the exchange's thread must answer in time."""
+    codec = make(spec)
+    if isinstance(codec, Dct):
+        prepare_dct((part.layout for part in replica.parts), codec.options, here.notice)
 
 
 def _enter(
@@ -375,6 +384,9 @@ def _enter(
     entry = enter(
         here, here.next_model(), built.table, replica.parts, initial=initial, names=names, take=take
     )
+    used, values = len(set(entry.homes)), sum(part.size for part in replica.parts)
+    if used < entry.shards and here.run.worker == 0 and not built.is_more:
+        here.notice(f"a model of {values:,} parameters uses {used} of {entry.shards} shards")
     if entry.first_round == 1:  # later, a checkpoint or the rounds bring it
         align(here, entry.model, _given(model, built))
     return entry, came, agreed
@@ -420,6 +432,7 @@ def _pilot(here: Session, built: _Built, entry: Entry, asked: _Asked) -> Pilot:
             len(entry.homes),
             free_delay=delay is None and built.table.rule != _MEAN,
             explain=here.explain,
+            prepare=partial(_prepare, here, built.replica),
         )
         auto.start(time.monotonic())
     chooser = None

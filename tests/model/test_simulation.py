@@ -99,9 +99,7 @@ def test_every_file_of_a_checkpoint_is_reported_whatever_is_lost(plan, faults, s
     assert simulation.params() == clean(plan)[0]
     (first,) = [worker for worker in simulation.workers.values() if worker.number == 0]
     shards = {f"shard-{shard.index}.safetensors" for shard in simulation.shards if shard.parts}
-    workers = {f"worker-{number}.safetensors" for number in range(plan.workers)}
-    if 0 in first.homes:  # a shard without parts hears of workers' files and has no report to make
-        shards |= workers
+    shards |= {f"worker-{number}.safetensors" for number in range(plan.workers)}
     assert first.reports == {2: shards, 5: shards}
 
 

@@ -105,10 +105,12 @@ class Question:
         not finite would take infinitely many bits.
         """
         headers = np.zeros(self.sizes.size, fmt.TENSOR)
-        bits = _choose(
-            *self._arrays, energy, largest, step, relative, costs[0], costs[1], chunking.bits,
-            chunking.most_log2, headers.view(np.uint8).reshape(-1, 4),
-        )  # fmt: skip
+        chunks = chunking.bits, chunking.most_log2, headers.view(np.uint8).reshape(-1, 4)
+        if relative.size == 1:
+            at_step = np.ascontiguousarray(costs[..., 0])
+            bits = _choose_at(*self._arrays, energy, largest, step, at_step[0], at_step[1], *chunks)
+        else:
+            bits = _choose(*self._arrays, energy, largest, step, relative, costs[0], costs[1], *chunks)
         return headers, bits
 
     def step_for_budget(
@@ -336,13 +338,8 @@ def _choose(
     sizes, first_sample, kinds, handicap, forms, is_full, energy, largest, step, relative, bits, errors,
     chunk_bits, most_log2, headers,
 ):  # fmt: skip
+    """The same from costs at several steps: between two the rate is close to a power of the step."""
     count = relative.size
-    if count == 1:
-        return _choose_at(
-            sizes, first_sample, kinds, handicap, forms, is_full, energy, largest, step, bits[:, 0],
-            errors[:, 0], chunk_bits, most_log2, headers,
-        )  # fmt: skip
-    # Between two steps the rate is close to a power of the step.
     bits = bits + 1e-9
     place = _interpolate(math.log2(step), np.log2(relative), np.arange(count, dtype=np.float64))
     left = min(int(place), max(count - 2, 0))

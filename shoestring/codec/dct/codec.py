@@ -39,12 +39,18 @@ class Dct(ConfiguredCodec):
         return fmt.headers_bytes(tensors, tensors, tensors) + 12 * chunks + 8 * values
 
     def _encode(self, values: Vector, layout: Layout, left_over: Vector | None) -> Payload:
-        engine = _load(_BACKENDS[self.backend])
+        engine = self._engine(layout)
         payload: Payload = _load("coding").encode(
             engine, self.options, values, layout, left_over, self.threads
         )
         return payload
 
     def _decode(self, payload: Payload, layout: Layout, out: Vector, weight: float | None) -> None:
-        engine = _load(_BACKENDS[self.backend])
+        engine = self._engine(layout)
         _load("coding").decode(engine, payload, layout, out, weight, self.threads)
+
+    def _engine(self, layout: Layout) -> ModuleType:
+        """The backend, with the kernels loaded that this layout needs."""
+        if self.backend == "numba":
+            importlib.import_module("shoestring.codec.warmup").prepare_dct((layout,), self.options)
+        return _load(_BACKENDS[self.backend])

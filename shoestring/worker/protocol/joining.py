@@ -3,6 +3,9 @@
 Three questions, each to all shards before the next: `Hello`, `Enter`, `Pull`. If any shard has
 begun the round that a worker wants to enter at, it names a later one and all are asked again.
 The first worker brings the parameters of parts that a shard does not hold yet.
+
+A small model has fewer parts than there are shards. Those without parts are told who comes, so that they
+know when all have left, but nothing is waited for.
 """
 
 import enum
@@ -72,8 +75,8 @@ class Joining:
         self.first_round = 0
         self.incarnations = [0] * shards  # of this worker, as each shard counts
         self._requests = Requests()
+        self._idle_requests = Requests()  # to shards without parts
         self._homes = homes
-        self._shards = shards
         self._outbox = outbox
         self._initial = initial
         self._names = names
@@ -94,7 +97,7 @@ class Joining:
                 shards=shards,
                 shared=memory.offer(shard) if memory is not None else "",
             )
-            self._ask(("hello", shard), shard, hello, now, table)
+            self._ask(("hello", shard), shard, hello, now, table, is_idle=shard not in homes)
 
     def is_known(self, shard: int) -> bool:
         """Whether a shard has answered the `Hello`: before that it takes nothing else."""
@@ -129,6 +132,20 @@ class Joining:
         """Ask again what has no answer."""
         for request in self._requests.due(now, self._may_be_lost):
             self._outbox.append((request.shard, request.message, request.payload))
+        self.tick_idle(now)
+
+    def tick_idle(self, now: float) -> None:
+        """Ask shards without parts again: also after this worker has entered."""
+        for request in self._idle_requests.due(now):
+            self._outbox.append((request.shard, request.message, request.payload))
+
+    def take_idle(self, shard: int, message: say.Welcome | say.Entered, now: float) -> None:
+        """Take the answer of a shard without parts, whenever it comes."""
+        if isinstance(message, say.Entered):
+            self._idle_requests.answered(("enter", shard))
+        elif self._idle_requests.answered(("hello", shard)):
+            self.incarnations[shard] = message.incarnation
+            self._ask(("enter", shard), shard, say.Enter(1), now, is_idle=True)  # it has no rounds
 
     def _may_be_lost(self, request: Request) -> bool:
         """Whether an answer is not merely still on its way.
@@ -139,9 +156,17 @@ class Joining:
         return not isinstance(request.message, say.Pull) or self._echoed_at[request.shard] > request.asked_at
 
     def _ask(
-        self, key: tuple[str, int], shard: int, message: Message, now: float, payload: memoryview = EMPTY
+        self,
+        key: tuple[str, int],
+        shard: int,
+        message: Message,
+        now: float,
+        payload: memoryview = EMPTY,
+        *,
+        is_idle: bool = False,
     ) -> None:
-        self._requests.add(key, Request(shard, message, payload, now))
+        requests = self._idle_requests if is_idle else self._requests
+        requests.add(key, Request(shard, message, payload, now))
         self._outbox.append((shard, message, payload))
 
     def _welcome(self, shard: int, welcome: say.Welcome, now: float) -> None:
@@ -170,7 +195,7 @@ class Joining:
 
     def _enter(self, first: int, now: float) -> None:
         self.stage, self.stage_at, self.first_round, self._earliest = Stage.ENTER, now, first, 0
-        for shard in range(self._shards):
+        for shard in sorted(set(self._homes)):
             self._ask(("enter", shard), shard, say.Enter(first, self._is_sharing[shard]), now)
 
     def _pull(self, part: int, now: float) -> None:

@@ -130,6 +130,7 @@ class Worker:
         )
         self._number = who.worker
         self._homes = tuple(homes)
+        self.holders = frozenset(homes)  # the shards with parts: nothing is waited for from others
         self._addresses = tuple(addresses)
         self._timeout_s = timeout_s
         self._join_timeout_s = join_timeout_s
@@ -183,7 +184,7 @@ class Worker:
         has heard it.
         """
         self._commits[commit.seq] = commit, give
-        self.outbox.extend((shard, commit, EMPTY) for shard in sorted(set(self._homes) - {told}))
+        self.outbox.extend((shard, commit, EMPTY) for shard in sorted(self.holders - {told}))
 
     def slots(self, part: int) -> set[int]:
         """The slots of shared memory that pushes of a part still need."""
@@ -212,12 +213,15 @@ class Worker:
 
     def expect_reports(self, seq: int, now: float) -> None:
         """Ask the shards that hold parts for their reports of a checkpoint, unless they come unasked."""
-        for shard in set(self._homes) - self._reported.setdefault(seq, set()):
+        for shard in self.holders - self._reported.setdefault(seq, set()):
             self._files.add(("snapped", shard, seq), Request(shard, say.AskSnapped(seq), EMPTY, now))
         self._forget_reports()
 
     def leave(self, now: float, moved: str = "") -> None:
-        """Say goodbye; `has_left` tells when all shards know. `moved`: to go on with this policy."""
+        """Say goodbye; `has_left` tells when all shards know that had let this worker in.
+
+        `moved`: it goes on with this policy.
+        """
         if self._is_leaving:
             return
         self._is_leaving = True
@@ -226,6 +230,8 @@ class Worker:
                 request = Request(shard, say.Leave(moved), EMPTY, now, _LEAVE_PAUSE_S)
                 self._leaving.add(shard, request)
                 self.outbox.append((shard, request.message, EMPTY))
+            elif shard not in self.holders:  # it may have heard the hello
+                self.outbox.append((shard, say.Leave(), EMPTY))
 
     def handle(self, shard: int, message: Message, payload: memoryview, now: float) -> None:
         """Take one message of a shard; a refusal is raised."""
@@ -256,6 +262,8 @@ class Worker:
                 self._files.answered(("saved", message.round))
             case say.Refusal():
                 self._refused(shard, message)
+            case say.Welcome() | say.Entered() if shard not in self.holders:
+                self.joining.take_idle(shard, message, now)
             case say.Full() | say.Missing() | say.Welcome() | say.Entered() | say.Beat():
                 is_part = not self.has_joined and self.joining.take(shard, message, now)
                 if is_part and isinstance(message, Full):
@@ -270,7 +278,7 @@ class Worker:
         """Beat, ask again what has no answer, and raise if a shard is silent for too long."""
         is_beat = now - self._beat_at >= BEAT_S
         for shard in range(len(self._addresses)):
-            if not self._is_leaving:
+            if not self._is_leaving and shard in self.holders:
                 self._check_silence(shard, now)
             if is_beat and self.joining.is_known(shard):
                 self.outbox.append((shard, say.Beat(now), EMPTY))
@@ -283,6 +291,7 @@ class Worker:
             self._check_joining(now)
             self.joining.tick(now)
             return
+        self.joining.tick_idle(now)
         for (part, seq), push in self._pushes.items():
             if push.is_due(now):
                 if seq in self._commits:
@@ -337,7 +346,7 @@ class Worker:
         is_repeat = self._norms.knows(message.seq, message.part)
         scale = self._norms.add(message.seq, message.part, message.squares)
         if scale is not None:
-            takers = [shard] if is_repeat else range(len(self._addresses))
+            takers = [shard] if is_repeat else sorted(self.holders)
             self.outbox.extend((taker, scale, EMPTY) for taker in takers)
 
     def _give(self, shard: int, message: say.Wanted) -> None:

@@ -78,12 +78,14 @@ class Auto:
         *,
         free_delay: bool,
         explain: Callable[[str, str], None] = lambda codec, why: None,
+        prepare: Callable[[str], None] = lambda codec: None,
     ) -> None:
         self._exchange = exchange
         self._bytes = [4 * size for size in sizes]  # float32, to each shard
         self._parts = parts
         self._free_delay = free_delay
         self._explain = explain
+        self._prepare = prepare
         self._level = 0
         self._is_new = True  # nothing was measured at this level yet
         self._compute_s: deque[float] = deque(maxlen=_SETTLE)
@@ -191,6 +193,7 @@ class Auto:
     def _set(self, level: int, why: str) -> None:
         self._level, self._is_new = level, True
         self._waited_s.clear()
+        self._prepare(LEVELS[level].setting.push)
         self._explain(LEVELS[level].setting.push, why)
 
     def _links(self) -> str:

@@ -1,6 +1,5 @@
 """Kernels on disk: later processes load them, and processes that start together compile them once."""
 
-import contextlib
 import fcntl
 import json
 import os
@@ -19,11 +18,9 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import json
 import numpy as np
-from shoestring.compiled.store import compiled_once
 from top import special, top
 values = np.arange(5)
-with compiled_once():
-    result = [int(top(values)), int(special(values))]
+result = [int(top(values)), int(special(values))]
 hits = [sum(kernel.stats.cache_hits.values()) for kernel in (top, special)]
 misses = [sum(kernel.stats.cache_misses.values()) for kernel in (top, special)]
 print(json.dumps([result, hits, misses]))
@@ -68,7 +65,8 @@ def test_processes_that_start_together_compile_once(tmp_path):
     processes = [start(tmp_path, SOURCES) for _ in range(3)]
     ends = [end(process) for process in processes]
     assert [result for result, _, _ in ends] == [RESULT] * 3
-    assert sorted((hits, misses) for _, hits, misses in ends) == [([0, 0], [1, 1])] + [([1, 1], [0, 0])] * 2
+    for kernel in (0, 1):
+        assert sorted((hits[kernel], misses[kernel]) for _, hits, misses in ends) == [(0, 1), (1, 0), (1, 0)]
 
 
 def call(monkeypatch) -> int:
@@ -90,9 +88,10 @@ def test_a_damaged_file_is_written_anew(folder, monkeypatch, damage):
 def test_a_folder_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr(store, "_folder", tmp_path / "file" / "kernels")
-    for context in (contextlib.nullcontext, store.compiled_once):
-        with context():
-            assert call(monkeypatch) == 0
+    assert call(monkeypatch) == 0
+    with store.alone("name") as is_kept:
+        assert not is_kept
+        assert call(monkeypatch) == 0
 
 
 def test_code_that_cannot_be_written_runs_all_the_same(folder, monkeypatch):
@@ -114,50 +113,42 @@ def test_threads_may_call_kernels_for_the_first_time_at_once(folder, monkeypatch
         results.append(kernel(np.arange(5)))
 
     threads = [threading.Thread(target=first_call, args=(kernels[k % 2],)) for k in range(4)]
-    with store.compiled_once():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert sorted(results) == sorted(2 * RESULT)
     assert [len(list(folder.glob(f"{name}-*.kernel"))) for name in ("top.top", "top._template_2")] == [1, 1]
 
 
-# Turns of processes that compile.
+# Processes that compile the same kernel.
 
 
-def is_free(folder: Path) -> bool:
-    with (folder / "compiling.lock").open("ab") as lock:
+def is_free(lock: Path) -> bool:
+    with lock.open("ab") as file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
     return True
 
 
-def test_others_wait_from_the_first_kernel_that_is_missing_until_the_last_context_ends(folder, monkeypatch):
-    call(monkeypatch)
-    assert not (folder / "compiling.lock").exists()  # outside of a context nobody waits
-    with store.compiled_once():
-        call(monkeypatch)
-        assert not (folder / "compiling.lock").exists()  # nor where all is compiled
-        for path in folder.glob("top.*"):
-            path.unlink()
-        with store.compiled_once():
-            call(monkeypatch)
-            assert not is_free(folder)
-        assert not is_free(folder)
-    assert is_free(folder)
+def test_a_kernel_is_locked_while_it_is_compiled_and_no_longer(folder, monkeypatch):
+    reduce, locked = store.CompileResult._reduce, []
+
+    def look(result):
+        (own,) = [path for path in store._locked if path.name.startswith("top.")]
+        locked.append((own.suffix, is_free(own.with_suffix(".lock"))))
+        return reduce(result)
+
+    monkeypatch.setattr(store.CompileResult, "_reduce", look)
+    call(monkeypatch)  # what it calls is compiled meanwhile
+    assert set(locked) == {(".kernel", False)}
+    assert store._locked == {}
+    assert list(folder.glob("*.lock")) == []
 
 
-def test_what_fails_gives_the_turn_back(folder):
-    with contextlib.suppress(KeyError), store.compiled_once():
-        assert store._turn.take()
-        raise KeyError
-    assert is_free(folder)
-
-
-def test_who_finds_a_kernel_after_waiting_lets_the_others_go_on(folder, monkeypatch):
+def test_who_finds_a_kernel_after_waiting_loads_it(folder, monkeypatch):
     call(monkeypatch)
     hidden = [(path, path.read_bytes()) for path in folder.glob("top.*")]
     for path, _ in hidden:
@@ -170,14 +161,45 @@ def test_who_finds_a_kernel_after_waiting_lets_the_others_go_on(folder, monkeypa
         lock(file)
 
     monkeypatch.setattr(store, "_wait_for", compile_elsewhere)
-    with store.compiled_once():
-        assert call(monkeypatch) == 1
-        assert is_free(folder)
+    assert call(monkeypatch) == 1
+    assert store._locked == {}
 
 
 def test_nobody_waits_for_ever(folder, monkeypatch):
+    call(monkeypatch)
+    (path,) = folder.glob("top.*")
+    path.unlink()
     monkeypatch.setattr(store, "_PATIENCE_S", 0.0)
-    folder.mkdir()
-    with (folder / "compiling.lock").open("ab") as other, store.compiled_once():
+    with path.with_suffix(".lock").open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert call(monkeypatch) == 0
+
+
+def test_what_failed_to_compile_may_be_tried_again(folder, monkeypatch):
+    broken = load(
+        monkeypatch, edited("leaf", "OFFSET, SIGNS, UNUSED = 3, 7", "OFFSET, SIGNS, UNUSED = 'a', 7")
+    )
+    for _ in range(2):
+        with pytest.raises(Exception, match="str"):
+            broken.top(np.arange(5))
+    for file in store._locked.values():
+        file.close()
+    store._locked.clear()
+
+
+def test_what_is_not_on_disk_may_be_left_to_others(folder, monkeypatch):
+    top = load(monkeypatch, SOURCES).top
+    with pytest.raises(store.NotStoredError), store.loading_only():
+        top(np.arange(5))
+    assert not folder.exists()
+    assert top(np.arange(5)) == RESULT[0]
+    other = load(monkeypatch, SOURCES).top
+    with store.loading_only():
+        assert other(np.arange(5)) == RESULT[0]
+
+
+def test_one_process_at_a_time_is_alone(folder):
+    with store.alone("name") as is_kept:
+        assert is_kept
+        assert not is_free(folder / "name.lock")
+    assert is_free(folder / "name.lock")

@@ -2,7 +2,13 @@
 
 from shoestring.wire import messages as say
 
-DECISIONS = say.Decisions(say.Delay(5, 1), say.Shares(6, (3, 1)), (0.5,), (say.Witness(1, 2, 3, 4),))
+DECISIONS = say.Decisions(
+    say.Delay(5, 1),
+    say.Shares(6, (3, 1)),
+    (0.5,),
+    (say.Witness(1, 2, 3, 4),),
+    say.PolicyChange(9, "local:4", "dct"),
+)
 
 SAMPLES = (
     say.Hello(
@@ -70,7 +76,7 @@ SAMPLES = (
     say.Saved(1),
     say.Snapped(1, "why"),
     say.Beat(1.5),
-    say.Leave(),
+    say.Leave("local:4"),
     say.Refusal("what", "hint", True),
     say.Left(),
     say.Recorded(1),

@@ -20,11 +20,11 @@ def test_every_kind_has_a_sample_and_a_number_of_its_own():
 
 def test_a_message_is_an_array_that_begins_with_its_number():
     packed = [msgspec.msgpack.decode(msgspec.msgpack.encode(sample)) for sample in SAMPLES]
-    decisions = [[5, 1], [6, [3, 1]], [0.5], [[1, 2, 3, 4]]]
+    decisions = [[5, 1], [6, [3, 1]], [0.5], [[1, 2, 3, 4]], [9, "local:4", "dct"]]
     assert packed[0] == [1, 1, "run", 2, 3, "l", 4, 5, 6, "s"]
     assert packed[7] == [8, 1, 2, 3, 4.5, 1, b"s", decisions, b"u", b"n", True]
     assert packed[8] == [9, 1, 2, 3, "dct", True, 4.5, b"s", decisions, b"u", b"n", True]
-    assert packed[16] == [17]
+    assert packed[16] == [17, "local:4"]
     assert [fields[0] for fields in packed] == list(range(1, len(SAMPLES) + 1))
 
 

@@ -310,3 +310,24 @@ def test_workers_with_different_policies_do_not_train_together(other):
 
     with Cluster(2, 1, join_timeout_s=5.0) as cluster, pytest.raises(JoinError, match=r"policy is|rule is"):
         cluster.train(be_worker)
+
+
+def test_a_small_model_uses_fewer_shards_says_so_and_waits_for_no_other(capsys) -> None:
+    def be_worker(here: Session) -> str:
+        model = small()
+        model, optimizer = join(here, model, torch.optim.SGD(model.parameters(), 0.1), policy="every")
+        for step in range(3):
+            x, y = data(here.run.worker, step)
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return optimizer.parameter_hash()
+
+    with Cluster(2, 2) as cluster:
+        both = cluster.train(be_worker)
+    said = "shoestring: worker 0: a model of 323 parameters uses 1 of 2 shards\n"
+    assert capsys.readouterr().err == said
+    with Cluster(2, 2) as cluster:
+        cluster.addresses = (cluster.addresses[0], "tcp://127.0.0.1:1")  # nobody listens there
+        assert cluster.train(be_worker) == both
+    assert capsys.readouterr().err == said

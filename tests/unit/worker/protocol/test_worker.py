@@ -244,6 +244,40 @@ def test_leaving_is_said_until_every_shard_knows():
     assert worker.has_left
 
 
+def test_shards_without_parts_are_told_who_comes_and_never_waited_for():
+    worker = make(shards=3, homes=(0, 0), clip_norm=1.0)
+    assert [(shard, type(message)) for shard, message in said(worker)] == [
+        (shard, say.Hello) for shard in range(3)
+    ]
+    welcome(worker, 0)
+    assert said(worker) == [(0, say.Enter(1))]
+    worker.handle(0, say.Entered(1, 1, True), EMPTY, 0.0)
+    for part in (0, 1):
+        worker.handle(0, full(part), VALUES[part], 0.0)
+    assert worker.has_joined
+    said(worker)
+    worker.tick(6.0)
+    assert [(shard, type(message)) for shard, message in said(worker)] == [(1, say.Hello), (2, say.Hello)]
+    welcome(worker, 1, now=7.0)
+    assert said(worker) == [(1, say.Enter(1))]
+    worker.tick(13.0)
+    assert said(worker)[0] == (1, say.Enter(1))
+    worker.handle(1, say.Entered(1, 1, True), EMPTY, 13.1)
+    worker.handle(0, say.Norm(0, 1, 9.0), EMPTY, 14.0)
+    worker.handle(0, say.Norm(1, 1, 16.0), EMPTY, 14.0)
+    assert {shard for shard, _ in said(worker)} == {0}
+    worker.handle(0, say.Beat(60.0), EMPTY, 60.0)
+    worker.tick(100.0)  # the others are silent, and nobody minds
+    assert {shard for shard, message, _ in worker.outbox if isinstance(message, say.Beat)} == {0, 1}
+    said(worker)
+    worker.leave(101.0)
+    assert said(worker) == [(shard, say.Leave()) for shard in range(3)]
+    for shard in (0, 1):
+        assert not worker.has_left
+        worker.handle(shard, say.Left(), EMPTY, 101.1)
+    assert worker.has_left
+
+
 def test_a_worker_that_was_never_let_in_leaves_at_once():
     worker = make()
     worker.leave(1.0)

@@ -178,3 +178,14 @@ def test_levels_that_are_about_equal_do_not_take_turns() -> None:
         exposed_s = noise.uniform(0.003, 0.014)
         auto.measure(compute_s=noise.uniform(0.022, 0.032), exposed_s=exposed_s, seq=seq, now=float(seq))
     assert len(told) <= 3
+
+
+def test_a_codec_is_prepared_before_it_is_used() -> None:
+    links, prepared = Links(10_000 * MBIT), []
+    auto = Auto(links, [1_000_000], 4, free_delay=False, prepare=prepared.append)
+    auto.start(0.0)
+    assert settle(auto, 0.1) == "float32"
+    links.now[0] = 20 * MBIT
+    assert settle(auto, 0.1, first=401) == "dct:step=3"
+    assert prepared[0] == "float32"
+    assert prepared[-1] == "dct:step=3"

@@ -1,0 +1,1 @@
+"""How evenly shards share the values of known models."""
