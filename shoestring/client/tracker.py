@@ -100,6 +100,7 @@ class Tracker:
         self._begun: dict[int, int] = {}  # the last round of each shard that has answered a look
         self._is_whole = True  # whether rounds are
         self._spare: Version | None = None  # given where a look finds no newer one
+        self._wants_every = False  # whether the round after the one that is waited for is wanted, too
         self._misses = 0  # rounds in a row that were asked for too late
         self._over: set[int] = set()
         self._echoed_at = [float("-inf")] * shards
@@ -129,10 +130,12 @@ class Tracker:
             self._spare = self.ready.pop()
             self.ready.clear()
         self._misses = 0
+        self._wants_every = False
         self._look(now)
 
     def want_next(self, now: float) -> None:
         """Get the versions of the next rounds, `AHEAD` more than were taken."""
+        self._wants_every = True
         if self._is_looking:
             return
         if self.last < 0:
@@ -237,7 +240,7 @@ class Tracker:
             self._give_spare()
         else:
             self._spare = None
-            self._fetch(max(newest, self.last + 1), now)
+            self._begin_at(max(newest, self.last + 1), now)
 
     def _give_spare(self) -> None:
         if self._spare is not None:
@@ -254,6 +257,12 @@ class Tracker:
                 f"shard {shard} belongs to run `{answer.run}` or to another model, others to `{self.run}`",
                 hint="give the addresses of all shards of one run, in their order",
             )
+
+    def _begin_at(self, seq: int, now: float) -> None:
+        """Ask for a whole round, and where every round is wanted for what follows it."""
+        self._fetch(seq, now)
+        if self._wants_every and self._is_whole:
+            self._fetch(seq + 1, now, follows=True)
 
     def _fetch(self, seq: int, now: float, *, follows: bool = False) -> None:
         state = self._known()
@@ -300,7 +309,7 @@ class Tracker:
         self._is_whole = passed.whole
         room = (1 << min(self._misses, _LONGEST_STRIDE)) - 1 if passed.whole else 0
         self._misses += 1
-        self._fetch(max(passed.round + room, self.last + 1), now)
+        self._begin_at(max(passed.round + room, self.last + 1), now)
 
     def _give_up(self, is_meant: Callable[[int], bool]) -> None:
         for seq in [seq for seq in self._gatherings if is_meant(seq)]:

@@ -6,7 +6,7 @@ time has passed. So all that is kept of one is which parts of at most `ASKS` rou
 Of a part that is sent whole there is one copy, however many ask; a compressed answer is the workers' own.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,6 +57,7 @@ class Followers:
         self._source = source
         self._send = send
         self._known: dict[bytes, _Follower] = {}
+        self._stirred: set[int] = set()  # parts that have come to another round since they were shown
 
     def __contains__(self, identity: bytes) -> bool:
         return identity in self._known
@@ -91,13 +92,21 @@ class Followers:
             if follower.waits is not None:
                 self._welcome(identity, follower, follower.waits)
 
-    def look(self, indices: Collection[int]) -> None:
-        """Send these parts to those who wait for them, if they are at the right round and at rest."""
+    def stir(self, indices: Iterable[int]) -> None:
+        """Note that parts have come to another round."""
+        if self._known:
+            self._stirred.update(indices)
+
+    def show(self) -> None:
+        """Send parts that have come to another round to those who wait for it, before they change again."""
+        if not self._stirred:
+            return
         for identity, follower in self._known.items():
             for ask in list(follower.asks.values()):
-                for index in sorted(ask.parts.intersection(indices)):
+                for index in sorted(ask.parts & self._stirred):
                     if not self._try(identity, follower, ask, index):
                         break
+        self._stirred.clear()
 
     def end(self) -> None:
         """Tell all that nothing more comes."""

@@ -108,6 +108,8 @@ class Service:
                         self._done.popleft()()
                     if is_drained:  # else leases would run out on messages that are here
                         self._tick()
+                    if self._is_followed():
+                        self._send()  # workers do not wait until parts are copied for followers
                     self._start_work(pool)
                     self._send()
                     now = time.monotonic()
@@ -126,7 +128,7 @@ class Service:
 
     def _say_over(self) -> None:
         """Tell followers that the shard ends, and leave them a moment to hear it."""
-        if any(shard.is_followed for shard in self._shards.values()):
+        if self._is_followed():
             for shard in self._shards.values():
                 shard.end()
             self._send()
@@ -235,6 +237,9 @@ class Service:
 
     def _is_needed(self) -> bool:
         return any(member.present for shard in self._shards.values() for member in shard.members)
+
+    def _is_followed(self) -> bool:
+        return any(shard.is_followed for shard in self._shards.values())
 
     def _all_left(self) -> bool:
         return self.shard.members.have_all_come and not self._is_needed()

@@ -287,7 +287,7 @@ class Shard:
             self.is_filled.add(index)
             self._stirred.add(index)
         self._answer_readers()
-        self._followers.look([index])
+        self._followers.stir([index])
 
     def _ask_state(self, member: Member, ask: say.AskState) -> None:
         self._rounds_of(ask.part)
@@ -361,6 +361,7 @@ class Shard:
 
     def next_work(self) -> Work | None:
         """Return an update that is ready to be computed, the lowest part first."""
+        self._followers.show()  # before a part changes
         if self._decided:
             return self._decided.pop(0)
         for index in sorted(self._stirred):
@@ -393,7 +394,7 @@ class Shard:
             if asker is not None and asker.present and asker.entered:
                 self._ask(asker, ask)
         self._answer_readers()
-        self._followers.look([index])  # before the next update
+        self._followers.stir([index])
 
     def fail(self, work: Work, error: ShoestringError) -> None:
         """Take back work that could not be computed."""
@@ -454,7 +455,7 @@ class Shard:
             self._release(index)
         self._drop_orphans()
         self._report_saved()
-        self._followers.look(self.parts)  # those who pushed further than it are the slowest now
+        self._followers.stir(self.parts)  # those who pushed further than it are the slowest now
 
     def _drop_orphans(self) -> None:
         """Give up sums that wait for workers that are gone."""
