@@ -97,6 +97,7 @@ class Tracker:
         self._state: _State | None = None
         self._requests = Requests()
         self._gatherings: dict[int, _Gathering] = {}
+        self._met: set[int] = set()  # shards that know of this follower
         self._begun: dict[int, int] = {}  # the last round of each shard that has answered a look
         self._is_whole = True  # whether rounds are
         self._spare: Version | None = None  # given where a look finds no newer one
@@ -178,7 +179,7 @@ class Tracker:
 
     def tick(self, now: float) -> None:
         """Find out whether those that are waited for are there, and ask again what may be lost."""
-        for shard in self.missing():
+        for shard in self._met.intersection(self.missing()):
             self.outbox.append((shard, say.Beat(now)))
         for request in self._requests.due(now, self._may_be_lost):
             self.outbox.append((request.shard, request.message))
@@ -196,8 +197,8 @@ class Tracker:
 
         A question for a round that has not come yet is repeated too: the pauses grow.
         """
-        is_follow = isinstance(request.message, say.Follow) and self._state is None
-        return is_follow or self._echoed_at[request.shard] > request.asked_at
+        is_met = request.shard in self._met  # before, a shard does not send beats back
+        return not is_met or self._echoed_at[request.shard] > request.asked_at
 
     def _look(self, now: float) -> None:
         """Forget what was asked for, and ask all shards how far they are."""
@@ -226,6 +227,9 @@ class Tracker:
 
     def _followed(self, shard: int, answer: say.Followed, payload: memoryview, now: float) -> None:
         if ("follow", shard) not in self._requests:
+            return
+        self._met.add(shard)
+        if answer.round < 0:
             return
         if payload.nbytes:
             self._meet(shard, answer, payload)

@@ -47,7 +47,7 @@ class _Ask:
 class _Follower:
     heard_at: float
     waits: say.Follow | None = None  # for the table
-    asks: dict[int, _Ask] = field(default_factory=dict)  # by round
+    asks: dict[int, _Ask] = field(default_factory=dict)  # by round, the last asked for last
 
 
 class Followers:
@@ -70,7 +70,12 @@ class Followers:
         if isinstance(message, say.Follow):
             self._follow(identity, message, now)
             return
-        follower = self._known[identity]
+        follower = self._known.get(identity)
+        if follower is None:
+            raise JoinError(
+                "this shard does not know the follower, or gave its place to another while it was silent",
+                hint="call `shoestring.follow` again",
+            )
         follower.heard_at = now
         match message:
             case say.Fetch():
@@ -150,6 +155,7 @@ class Followers:
         source = self._source
         follower.waits = follow if source.table is None else None
         if source.table is None:
+            self._send(identity, say.Followed(source.run, -1), _EMPTY)
             return
         if source.table.rule.kind == "mean":
             del self._known[identity]
@@ -164,9 +170,10 @@ class Followers:
         return max((rounds.begun for rounds in self._source.parts.values()), default=0)
 
     def _fetch(self, identity: bytes, follower: _Follower, fetch: say.Fetch) -> None:
+        follower.asks.pop(fetch.round, None)
         follower.asks[fetch.round] = ask = _Ask(fetch, set(self._source.parts))
-        while len(follower.asks) > ASKS:
-            del follower.asks[min(follower.asks)]
+        while len(follower.asks) > ASKS:  # what was asked first is not wanted any more
+            del follower.asks[next(iter(follower.asks))]
         self._answer(identity, follower, ask)
 
     def _answer(self, identity: bytes, follower: _Follower, ask: _Ask) -> None:

@@ -94,7 +94,7 @@ class Shard:
         if isinstance(message, say.Hello):
             self._hello(sender, message, payload, now)
             return
-        if isinstance(message, say.Follow) or sender in self._followers:
+        if isinstance(message, say.Follow | say.Fetch) or sender in self._followers:
             self._followers.handle(sender, message, now)
             return
         if isinstance(message, say.Leave) and self.members.has_left(sender):

@@ -342,7 +342,10 @@ class Follow(Message, tag=27, kw_only=True):
 
 
 class Followed(Message, tag=28):
-    """The last round that any part here has begun. Payload: the `Table`, unless it is known."""
+    """The last round that any part here has begun. Payload: the `Table`, unless it is known.
+
+    -1: no worker has brought the model yet; when one has, this comes again.
+    """
 
     run: str
     round: int
