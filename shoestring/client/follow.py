@@ -21,6 +21,7 @@ from shoestring.client.address import find
 from shoestring.client.line import Line
 from shoestring.client.tracker import Tracker
 from shoestring.client.version import Version
+from shoestring.codec.warmup import warm_up_dct
 from shoestring.config import PREFIX
 from shoestring.errors import EndedError, LinkError, OverdueError, ShoestringError, UsageError
 from shoestring.wire.identity import TRAINED_LIMIT
@@ -107,6 +108,7 @@ class Follower:
 
     def __iter__(self) -> Iterator[Version]:
         """Give the newest version and from then on every round's."""
+        warm_up_dct()  # before rounds go by: loading takes longer than some of them
         while True:
             try:
                 version = self._wait(self._tracker.want_next, None)

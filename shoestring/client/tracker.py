@@ -101,6 +101,7 @@ class Tracker:
         self._begun: dict[int, int] = {}  # the last round of each shard that has answered a look
         self._is_whole = True  # whether rounds are
         self._spare: Version | None = None  # given where a look finds no newer one
+        self._is_wanted = False  # whether any version is, yet
         self._wants_every = False  # whether the round after the one that is waited for is wanted, too
         self._misses = 0  # rounds in a row that were asked for too late
         self._over: set[int] = set()
@@ -131,12 +132,12 @@ class Tracker:
             self._spare = self.ready.pop()
             self.ready.clear()
         self._misses = 0
-        self._wants_every = False
+        self._is_wanted, self._wants_every = True, False
         self._look(now)
 
     def want_next(self, now: float) -> None:
         """Get the versions of the next rounds, `AHEAD` more than were taken."""
-        self._wants_every = True
+        self._is_wanted = self._wants_every = True
         if self._is_looking:
             return
         if self.last < 0:
@@ -237,7 +238,7 @@ class Tracker:
             raise WireError("a shard tells nothing of the model", hint="check both sides' versions")
         self._requests.answered(("follow", shard))
         self._begun[shard] = answer.round
-        if len(self._begun) < self._shards:
+        if len(self._begun) < self._shards or not self._is_wanted:
             return
         newest = max(self._begun.values())
         if newest <= self.last and self._spare is not None:

@@ -102,16 +102,22 @@ class Followers:
         if self._known:
             self._stirred.update(indices)
 
-    def show(self) -> None:
-        """Send parts that have come to another round to those who wait for it, before they change again."""
-        if not self._stirred:
+    def show(self, index: int) -> None:
+        """Send a part, if it has come to another round, to those who wait for it."""
+        if index not in self._stirred:
             return
+        self._stirred.discard(index)
         for identity, follower in self._known.items():
             for ask in list(follower.asks.values()):
-                for index in sorted(ask.parts & self._stirred):
-                    if not self._try(identity, follower, ask, index):
-                        break
-        self._stirred.clear()
+                if index in ask.parts:
+                    self._try(identity, follower, ask, index)
+
+    def show_next(self) -> bool:
+        """Do so with one part that nobody was shown; return whether there was one."""
+        for index in self._stirred:
+            self.show(index)
+            return True
+        return False
 
     def end(self) -> None:
         """Tell all that nothing more comes."""
@@ -197,19 +203,18 @@ class Followers:
         is_whole = all(rounds.is_whole for rounds in self._source.parts.values())
         self._send(identity, say.Passed(ask.fetch.round, self._begun(), is_whole), _EMPTY)
 
-    def _try(self, identity: bytes, follower: _Follower, ask: _Ask, index: int) -> bool:
-        """Send a part if it is time; return whether the rest of the round is still waited for."""
+    def _try(self, identity: bytes, follower: _Follower, ask: _Ask, index: int) -> None:
+        """Send a part if it is time."""
         fetch, rounds = ask.fetch, self._source.parts[index]
         if index not in self._source.is_filled:
-            return True
+            return
         if self._has_passed(rounds, fetch):
             self._pass(identity, follower, ask)
-            return False
+            return
         if rounds.round >= fetch.round and self._say(identity, rounds, index, fetch):
             ask.parts.discard(index)
         if not ask.parts:
             follower.asks.pop(fetch.round, None)
-        return True
 
     def _say(self, identity: bytes, rounds: PartRounds, index: int, fetch: say.Fetch) -> bool:
         delta = rounds.delta() if fetch.whole and fetch.follows else None

@@ -186,6 +186,11 @@ class PartRounds:
         return self.work
 
     @property
+    def has_pushes(self) -> bool:
+        """Whether pushes are here that are not applied yet."""
+        return bool(self._open or self._queue)
+
+    @property
     def has_queue(self) -> bool:
         """Whether pushes are here that wait for no other worker's."""
         return bool(self._queue)

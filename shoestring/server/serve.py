@@ -108,10 +108,9 @@ class Service:
                         self._done.popleft()()
                     if is_drained:  # else leases would run out on messages that are here
                         self._tick()
-                    if self._is_followed():
-                        self._send()  # workers do not wait until parts are copied for followers
                     self._start_work(pool)
                     self._send()
+                    self._show()
                     now = time.monotonic()
                     left_at = min(left_at, now) if self._all_left() else math.inf
                     if until_all_left and now - left_at >= _GOODBYE_S:
@@ -126,10 +125,20 @@ class Service:
             for shard in self._shards.values():
                 shard.close()
 
+    def _show(self) -> None:
+        """Send followers one part while workers compute: these do not wait until it is copied."""
+        if not self._is_followed() or self._running or self._done or self._socket.poll(0):
+            return
+        if any(shard.show_next() for shard in self._shards.values()):
+            self._send()
+            self._wake()  # there may be more
+
     def _say_over(self) -> None:
         """Tell followers that the shard ends, and leave them a moment to hear it."""
         if self._is_followed():
             for shard in self._shards.values():
+                while shard.show_next():
+                    pass
                 shard.end()
             self._send()
             time.sleep(_GOODBYE_S)
@@ -172,7 +181,9 @@ class Service:
                     self._report("leave", worker=worker)
             shard.departed.clear()
             is_over = shard.members.have_all_come and not any(one.present for one in shard.members)
-            if model and is_over:
+            if model and is_over and shard.is_followed:
+                while shard.show_next():
+                    pass
                 shard.end()
             if model and is_over and not shard.outbox:  # the last goodbye is answered
                 shard.close()

@@ -210,6 +210,10 @@ class Shard:
         """Whether programs that are no workers read here."""
         return len(self._followers) > 0
 
+    def show_next(self) -> bool:
+        """Send followers a part that has come to the next round; return whether there was one."""
+        return self._followers.show_next()
+
     def end(self) -> None:
         """Tell followers that nothing more comes."""
         self._followers.end()
@@ -361,11 +365,12 @@ class Shard:
 
     def next_work(self) -> Work | None:
         """Return an update that is ready to be computed, the lowest part first."""
-        self._followers.show()  # before a part changes
         if self._decided:
             return self._decided.pop(0)
         for index in sorted(self._stirred):
             if index in self.is_filled:
+                if self.parts[index].has_pushes:
+                    self._followers.show(index)  # before it changes
                 work = self.parts[index].next_work(self.members)
                 if work is not None:
                     return work

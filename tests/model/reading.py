@@ -23,7 +23,7 @@ class Reading:
         self.is_refused = False
         self._random = random
         self._send = send
-        self.post()
+        self.want(now)
 
     def take(self, shard: int, message: Message, payload: memoryview, now: float) -> None:
         try:

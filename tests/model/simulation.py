@@ -213,6 +213,8 @@ class Simulation:
 
     def _begin_work(self) -> None:
         for shard in self.shards:
+            if self.random.random() < 0.5:
+                shard.show_next()
             while (work := shard.next_work()) is not None:
                 is_run = self.random.random() < 0.5
                 if is_run:

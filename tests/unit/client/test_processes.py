@@ -32,6 +32,7 @@ pathlib.Path(sys.argv[1], f"hashes-{run.worker}.json").write_text(json.dumps(has
 """
 
 
+@pytest.mark.slow
 def test_a_run_in_processes_is_followed_by_its_folder(tmp_path):
     script, folder = tmp_path / "train.py", tmp_path / "run"
     script.write_text(TRAIN)

@@ -19,7 +19,8 @@ class Follows(Talk):
         return self.told(name)
 
     def told(self, name: str = "f") -> list:
-        self.shard.next_work()
+        while self.shard.show_next():
+            pass
         return [message for identity, message in self.heard() if identity == f"follower.{name}.0"]
 
     def round(self, seq: int) -> list:
