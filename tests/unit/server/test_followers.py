@@ -104,6 +104,14 @@ def test_a_round_that_was_asked_for_in_time_comes_by_itself():
     assert talk.round(3) == []  # it was not asked for
 
 
+def test_a_part_is_sent_before_the_next_update_changes_it_though_the_shard_is_busy():
+    talk = Follows().begin()
+    talk.ask(follow())
+    talk.ask(say.Fetch(1))
+    assert talk.round(1) == []  # nobody had a moment to send it
+    assert sorted(versions(talk.round(2))) == [(part, 1) for part in ALL]
+
+
 def test_a_part_that_has_gone_on_ends_the_round_for_all_others():
     talk = Follows().begin()
     talk.ask(follow())
