@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoestring.cache.dataset import cached
+    from shoestring.client.follow import Follower, follow
+    from shoestring.client.version import Version
     from shoestring.codec.base import Layout
     from shoestring.codec.feedback import Feedback
     from shoestring.codec.registry import make as make_codec
@@ -30,14 +32,17 @@ __all__ = [
     "Bounded",
     "EveryStep",
     "Feedback",
+    "Follower",
     "Layout",
     "LocalSteps",
     "ShoestringError",
+    "Version",
     "__version__",
     "batches",
     "cached",
     "epochs",
     "feed",
+    "follow",
     "init",
     "keep",
     "make_codec",
@@ -54,13 +59,16 @@ _HOMES = {
     "Bounded": ("shoestring.worker.rounds.policy", "Bounded"),
     "EveryStep": ("shoestring.worker.rounds.policy", "EveryStep"),
     "Feedback": ("shoestring.codec.feedback", "Feedback"),
+    "Follower": ("shoestring.client.follow", "Follower"),
     "Layout": ("shoestring.codec.base", "Layout"),
     "LocalSteps": ("shoestring.worker.rounds.policy", "LocalSteps"),
     "ShoestringError": ("shoestring.errors", "ShoestringError"),
+    "Version": ("shoestring.client.version", "Version"),
     "batches": ("shoestring.worker.data.batches", "batches"),
     "cached": ("shoestring.cache.dataset", "cached"),
     "epochs": ("shoestring.worker.data.batches", "epochs"),
     "feed": ("shoestring.worker.data.feed", "feed"),
+    "follow": ("shoestring.client.follow", "follow"),
     "init": ("shoestring.launch.start", "init"),
     "keep": ("shoestring.worker.capture", "keep"),
     "make_codec": ("shoestring.codec.registry", "make"),

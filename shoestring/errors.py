@@ -68,6 +68,14 @@ class StaleWorkerError(JoinError):
     """A process that speaks for a worker whose place another process has taken."""
 
 
+class EndedError(ShoestringError):
+    """A run that was followed has ended: no newer parameters will come."""
+
+
+class OverdueError(ShoestringError):
+    """What was waited for has not come in the time that the caller gave."""
+
+
 class RuleError(UsageError):
     """An optimizer, or a setting of one, that the shards have no rule for."""
 

@@ -83,11 +83,13 @@ def serve(
         writer = ShardWriter(told.checkpoint, shard) if told.checkpoint is not None else None
         service = Service(own, listener, threads=threads, writer=writer, report=log.write)
         stopper.attend(service)
+        log.write("listen", address=listener.address, shard=shard, shards=shards, run=run)
         _announce(listener.address, shard, shards, run, as_json)
         try:
             service.run(until_all_left=not stay)
         finally:
             listener.close()
+            log.write("end")
     if stopper.interrupted:
         raise KeyboardInterrupt
 

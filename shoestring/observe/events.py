@@ -108,15 +108,16 @@ class EventLog:
 
 
 class Tail:
-    """Follows all event files of a folder, also those that appear later."""
+    """Follows the event files of a folder, all or those of a pattern, also those that appear later."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pattern: str = PATTERN) -> None:
         self._folder = folder
+        self._pattern = pattern
         self._offsets: dict[Path, int] = {}
 
     def poll(self) -> list[dict[str, Any]]:
         """Return the events since the last poll: file by file, each in the order of its lines."""
-        return [event for path in sorted(self._folder.glob(PATTERN)) for event in self._read(path)]
+        return [event for path in sorted(self._folder.glob(self._pattern)) for event in self._read(path)]
 
     def _read(self, path: Path) -> Iterator[dict[str, Any]]:
         offset = self._offsets.get(path, 0)

@@ -109,6 +109,11 @@ class PartRounds:
         return self.work is not None and self.work.skip is not None
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the values are those of a round: whether the last update summed all workers' pushes."""
+        return self._is_whole
+
+    @property
     def begun(self) -> int:
         """The last round that can no longer be entered."""
         return max(self.round, self.work.seq) if self.work is not None and self.work.is_whole else self.round
@@ -179,6 +184,11 @@ class PartRounds:
             self.work.scale = None if self.work.clip else 1.0
             self.work.look()
         return self.work
+
+    @property
+    def has_pushes(self) -> bool:
+        """Whether pushes are here that are not applied yet."""
+        return bool(self._open or self._queue)
 
     @property
     def has_queue(self) -> bool:
@@ -276,6 +286,12 @@ class PartRounds:
         if self._full is None and not self.is_updating:
             self._full = replace(self.holding.full(self.round), statistics=self.holding.history.pack())
         return self._full
+
+    def delta(self) -> Reply | None:
+        """What made this version of the part of the one before; none if it is not known, or is all of it."""
+        last = self._log[-1] if self._log else None
+        is_known = last is not None and (last.version, last.seq) == (self.version, self.round)
+        return last if is_known and last is not None and not last.is_full else None
 
     def state(self) -> memoryview:
         """The optimizer's state as it is now, as a payload: one copy, however many ask."""

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 import zmq
 
 from shoestring.checkpoint.shard import ShardWriter
-from shoestring.errors import DamagedError, ShoestringError, WireError
+from shoestring.errors import DamagedError, JoinError, ShoestringError, WireError
 from shoestring.server.saving import marks_of, values_of
 from shoestring.server.shard import Shard
 from shoestring.server.work import Work
@@ -28,10 +28,15 @@ from shoestring.wire import frames
 from shoestring.wire.identity import model_of
 from shoestring.wire.keys import ShardKeys
 from shoestring.wire.link import Listener
+from shoestring.wire.messages import OF_FOLLOWERS
 
 QUEUED = 4096  # messages for one peer; a round is a few for each part
 _TICK_MS = 250
 _BATCH = 256  # messages taken before replies are sent
+_READS_ONLY = JoinError(
+    "this key may only follow the run",
+    hint="use a key whose name does not begin with `follower`",
+)
 _GOODBYE_S = 0.2  # between the last goodbye and the end of its connection, which would drop it unread
 
 
@@ -105,18 +110,38 @@ class Service:
                         self._tick()
                     self._start_work(pool)
                     self._send()
+                    self._show()
                     now = time.monotonic()
                     left_at = min(left_at, now) if self._all_left() else math.inf
                     if until_all_left and now - left_at >= _GOODBYE_S:
                         break
                     if self._is_lingering and not self._is_needed():
                         break
+                self._say_over()
         finally:
             self.ending.set()
             if self.writer is not None:
                 self.writer.close()
             for shard in self._shards.values():
                 shard.close()
+
+    def _show(self) -> None:
+        """Send followers one part while workers compute: these do not wait until it is copied."""
+        if not self._is_followed() or self._running or self._done or self._socket.poll(0):
+            return
+        if any(shard.show_next() for shard in self._shards.values()):
+            self._send()
+            self._wake()  # there may be more
+
+    def _say_over(self) -> None:
+        """Tell followers that the shard ends, and leave them a moment to hear it."""
+        if self._is_followed():
+            for shard in self._shards.values():
+                while shard.show_next():
+                    pass
+                shard.end()
+            self._send()
+            time.sleep(_GOODBYE_S)
 
     def _receive(self) -> bool:
         for _ in range(_BATCH):
@@ -132,6 +157,9 @@ class Service:
                 self._report("bad_message", text=error.message)
                 if not isinstance(error, DamagedError):  # it would come again as it is
                     shard.refuse(sender, error)
+                continue
+            if not (isinstance(message, OF_FOLLOWERS) or self._listener.may_push(received)):
+                shard.refuse(sender, _READS_ONLY)
                 continue
             shard.handle(sender, message, payload, time.monotonic())
         return False
@@ -154,6 +182,10 @@ class Service:
                     self._report("leave", worker=worker)
             shard.departed.clear()
             is_over = shard.members.have_all_come and not any(one.present for one in shard.members)
+            if (model or shard.moved) and is_over and shard.is_followed:
+                while shard.show_next():
+                    pass
+                shard.end()
             if model and is_over and not shard.outbox:  # the last goodbye is answered
                 shard.close()
                 del self._shards[model]
@@ -217,6 +249,9 @@ class Service:
 
     def _is_needed(self) -> bool:
         return any(member.present for shard in self._shards.values() for member in shard.members)
+
+    def _is_followed(self) -> bool:
+        return any(shard.is_followed for shard in self._shards.values())
 
     def _all_left(self) -> bool:
         return self.shard.members.have_all_come and not self._is_needed()

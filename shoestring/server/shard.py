@@ -25,6 +25,7 @@ from shoestring.model.table import (
     read_table,
 )
 from shoestring.model.vectors import PARAMS, unpack
+from shoestring.server.followers import Followers
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger
 from shoestring.server.members import Member, Members
@@ -32,14 +33,13 @@ from shoestring.server.readers import Readers
 from shoestring.server.rounds import PartRounds, holding_of
 from shoestring.server.work import Commits, Waiting, Work
 from shoestring.wire import messages as say
-from shoestring.wire.messages import Message
+from shoestring.wire.messages import ROUND_LIMIT, Message
 from shoestring.wire.shared import SLOTS, Segment
 
 Outgoing = tuple[bytes, Message, memoryview]
 _EMPTY = memoryview(b"")
 
 PROBE_LIMIT = 1 << 20  # bytes of a beat that are sent back
-ROUND_LIMIT = 1 << 48
 TEXT_LIMIT = 2000  # of a refusal, which may quote what came
 _LONGEST_STRIDE = 10  # doublings of the rounds that a worker which came too late is sent ahead
 
@@ -64,6 +64,7 @@ class Shard:
         self.parts: dict[int, PartRounds] = {}
         self.is_filled: set[int] = set()
         self._readers = Readers(self.members, self._send)
+        self._followers = Followers(self, self._send)
         self._asks: dict[tuple[int, int], say.Ask] = {}  # by part and worker: the part is being worked on
         self._commits = Commits()
         self._waiting = Waiting(self._contributors, self._send)
@@ -93,6 +94,14 @@ class Shard:
     def _dispatch(self, sender: bytes, message: Message, payload: memoryview, now: float) -> None:
         if isinstance(message, say.Hello):
             self._hello(sender, message, payload, now)
+            return
+        if isinstance(message, say.Follow) and self.moved:
+            raise JoinError(
+                f"the run goes on with policy `{self.moved}`, as another of its models",
+                hint="follow the model that was wrapped after this one: `shoestring.follow(..., model=1)`",
+            )
+        if isinstance(message, say.Follow | say.Fetch) or sender in self._followers:
+            self._followers.handle(sender, message, now)
             return
         if isinstance(message, say.Leave) and self.members.has_left(sender):
             self._send(sender, say.Left())  # the first answer was lost
@@ -165,6 +174,7 @@ class Shard:
         if before is not None and before is not member and before.present:
             self._depart(before)
         self.table, self.parts = table, parts
+        self._followers.tell()
         welcome = say.Welcome(
             protocol=say.PROTOCOL,
             incarnation=member.incarnation,
@@ -207,6 +217,19 @@ class Shard:
 
     def _in_order(self) -> list[PartRounds]:
         return [self.parts[index] for index in sorted(self.parts)]
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether programs that are no workers read here."""
+        return len(self._followers) > 0
+
+    def show_next(self) -> bool:
+        """Send followers a part that has come to the next round; return whether there was one."""
+        return self._followers.show_next()
+
+    def end(self) -> None:
+        """Tell followers that nothing more comes."""
+        self._followers.end()
 
     def close(self) -> None:
         """Let go of shared memory."""
@@ -281,6 +304,7 @@ class Shard:
             self.is_filled.add(index)
             self._stirred.add(index)
         self._answer_readers()
+        self._followers.stir([index])
 
     def _ask_state(self, member: Member, ask: say.AskState) -> None:
         self._rounds_of(ask.part)
@@ -358,6 +382,8 @@ class Shard:
             return self._decided.pop(0)
         for index in sorted(self._stirred):
             if index in self.is_filled:
+                if self.parts[index].has_pushes:
+                    self._followers.show(index)  # before it changes
                 work = self.parts[index].next_work(self.members)
                 if work is not None:
                     return work
@@ -386,6 +412,7 @@ class Shard:
             if asker is not None and asker.present and asker.entered:
                 self._ask(asker, ask)
         self._answer_readers()
+        self._followers.stir([index])
 
     def fail(self, work: Work, error: ShoestringError) -> None:
         """Take back work that could not be computed."""
@@ -446,6 +473,7 @@ class Shard:
             self._release(index)
         self._drop_orphans()
         self._report_saved()
+        self._followers.stir(self.parts)  # those who pushed further than it are the slowest now
 
     def _drop_orphans(self) -> None:
         """Give up sums that wait for workers that are gone."""

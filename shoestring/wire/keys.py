@@ -10,6 +10,7 @@ A run keeps its keys in one folder, named by `SHOESTRING_KEYS` where it is not g
     shard.secret, shard.public   the shards of a run share one key
     worker-0.secret, ...         a key a worker, so that one can be revoked alone
     worker-0.public, ...         on a shard's host: the allow-list
+    follower-eval.secret, ...    a key that may only read; so may any whose name begins like this
 
 A shard's host needs `shard.secret` and every worker's public file; a worker's host
 its own secret file and `shard.public`. No secret needs to be on two kinds of host.
@@ -30,6 +31,7 @@ from zmq.utils import z85
 from shoestring.errors import KeyFileError
 
 SHARD = "shard"
+FOLLOWER = "follower"  # so a key is named, or it begins with this and `-`, that may read and not push
 
 _SECRET, _PUBLIC = ".secret", ".public"
 _SECRET_TITLE = "shoestring secret key, format 1; keep it to yourself"
@@ -52,6 +54,7 @@ class ShardKeys:
 
     pair: KeyPair
     allowed: frozenset[bytes]
+    followers: frozenset[bytes] = frozenset()  # those of them that may only read
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,11 @@ def secret_file(name: str, folder: Path) -> Path:
 def public_file(name: str, folder: Path) -> Path:
     """Return where the public key of `name` is kept."""
     return folder / (_checked(name) + _PUBLIC)
+
+
+def is_follower(name: str) -> bool:
+    """Whether a key of this name may only read."""
+    return name == FOLLOWER or name.startswith(f"{FOLLOWER}-")
 
 
 def new(name: str, folder: Path) -> KeyPair:
@@ -142,7 +150,8 @@ def keys_from_folder(
             f"`{folder}` holds no worker's public key, so none could join",
             hint=f"write one with `shoestring keys new worker-0 --dir {folder}`, or copy it there",
         )
-    return ShardKeys(pair, allowed)
+    followers = (key for name, key in load_named(folder).items() if is_follower(name))
+    return ShardKeys(pair, allowed, frozenset(followers) & allowed)
 
 
 def _checked(name: str) -> str:

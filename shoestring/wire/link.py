@@ -105,6 +105,7 @@ class Listener:
                 "or listen on 127.0.0.1",
             )
         self._domain = f"shoestring-{next(self._numbers)}".encode()
+        self._followers: frozenset[bytes] = keys.followers if keys is not None else frozenset()
         if endpoint.scheme == "ipc":
             _claim(Path(endpoint.host))
         self.socket: zmq.SyncSocket = context.socket(zmq.ROUTER)
@@ -149,6 +150,12 @@ class Listener:
             if key not in self._gate.allowed[self._domain]:
                 return None
         return frames
+
+    def may_push(self, frames: list[zmq.Frame]) -> bool:
+        """Whether what `receive` gave came from a key that may do more than read."""
+        if not self._followers or self._gate is None:
+            return True
+        return str(frames[-1].get("User-Id")).encode() not in self._followers
 
     def close(self) -> None:
         """Stop listening and drop what is queued. May be called again."""

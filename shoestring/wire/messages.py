@@ -3,7 +3,8 @@
 A message is a header (one of the classes below) and one payload, possibly empty.
 Workers say `Hello, Enter, Init, Pull, Push, Commit, Put, Scale, Ask, AskState, Saved, AskSnapped, Beat,
 Leave`; shards answer with `Welcome, Entered, Full, Delta, Norm, Missing, Wanted, State, Recorded, Snapped,
-Refusal, Beat, Left`.
+Refusal, Beat, Left`. Followers, which read parameters and take no part, say `Follow, Fetch, Beat, Leave`,
+and are answered by `Followed, Full, Delta, Passed, Refusal, Beat, Left, Over`.
 
 The order of a worker's life: `Hello` with the table of the model as payload, answered
 by `Welcome`; `Enter`, naming the first round it will take part in, answered by
@@ -14,6 +15,11 @@ before it is known whether the step is taken, a `Commit` a shard and round. A co
 script has changed since the last round: parameters, or the optimizer's state. Then the shard asks the first
 worker for it, `Wanted`, and gets a `Put` a part. `AskState` brings the optimizer's state from a shard, a
 `State` a part. At the end `Leave`, answered by `Left`.
+
+A follower's: `Follow`, answered by `Followed` with the table once a worker has brought that; then a `Fetch`
+for each round that it wants, ahead of time or for the one that the parts are at. Each part is sent as it
+comes to that round, a `Full`, or a `Delta` where the follower has the round before. A part that has gone on
+is not brought back: `Passed` says which round to ask for. `Over` says that the shard ends.
 
 Every question is repeated until it is answered, so each may arrive twice. A push is named by whom
 it counts for, that worker's incarnation, and `seq`, the round it belongs to. The answer to it is its
@@ -31,6 +37,7 @@ PROTOCOL = 7
 WHOLE_ROUND = -1  # `Push.bound` of a push that is summed with those of all workers
 WORKER_LIMIT = 1 << 16
 POLICY_LIMIT = 200  # characters
+ROUND_LIMIT = 1 << 48
 CHECKSUMS_LIMIT = 1 << 18  # bytes
 NEWS_LIMIT = 1 << 19  # bytes; they lie in a header
 WIDE = "float64"  # the codec of a push of float64 values, whose mean is taken and answered in float64
@@ -186,7 +193,7 @@ class Full(Message, tag=8, kw_only=True):
 
     part: int
     version: int
-    seq: int  # of the push that it answers; 0: it answers a `Pull`
+    seq: int  # of the push or the `Fetch` that it answers; 0: it answers a `Pull`
     squares: float = 0.0  # as in `Norm`, for a worker that it did not reach
     slot: int = -1  # of the shard's shared memory
     statistics: bytes = b""  # what all workers' layers of the part have seen
@@ -339,6 +346,55 @@ class State(Message, tag=26):
     names: Names
 
 
+class Follow(Message, tag=27, kw_only=True):
+    """Ask to read the model and take no part. `knows`: the table is known; only the round is asked for."""
+
+    protocol: int
+    run: Annotated[str, Meta(max_length=1024)] = ""  # empty: whichever the shard belongs to
+    shard: Count
+    shards: Round
+    knows: bool = False
+
+
+class Followed(Message, tag=28):
+    """The last round that any part here has begun. Payload: the `Table`, unless it is known.
+
+    -1: no worker has brought the model yet; when one has, this comes again.
+    """
+
+    run: str
+    round: int
+
+
+class Fetch(Message, tag=29):
+    """Ask for all parts of the shard as they are after `round`, each as soon as it is.
+
+    `whole`: after exactly that round. Else after a later one too, as pushes have left the part by then.
+    `follows`: the asker has, or will have, the round before.
+    """
+
+    round: Annotated[int, Meta(ge=0, le=ROUND_LIMIT)]
+    whole: bool = True
+    follows: bool = False
+
+
+class Passed(Message, tag=30):
+    """Some part will not be at the round of a `Fetch` any more; `round` is the last that has begun.
+
+    `whole`: rounds are. Else workers do not wait for each other, and no round is.
+    """
+
+    asked: int
+    round: int
+    whole: bool
+
+
+class Over(Message, tag=31):
+    """The shard ends; nothing comes after it."""
+
+
+OF_FOLLOWERS = (Follow, Fetch, Beat, Leave)  # all that a key says which may only follow
+
 Any = (
     Hello
     | Welcome
@@ -366,4 +422,9 @@ Any = (
     | Put
     | AskState
     | State
+    | Follow
+    | Followed
+    | Fetch
+    | Passed
+    | Over
 )

@@ -13,13 +13,17 @@ from random import Random
 
 import numpy as np
 
+from shoestring.server.followers import ASKS
 from shoestring.server.rounds import AHEAD, LOG_LIMIT
 from shoestring.server.shard import Shard
 from shoestring.server.work import Work
 from shoestring.wire import frames
+from shoestring.wire import messages as say
+from tests.model.reading import Reading, parts_of
 from tests.model.training import Plan, Training, record_of
 
 EVENTS = 60_000  # a run that needs more is stuck
+FOLLOWER = b"follower.1.0"
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,10 @@ class Simulation:
         self.saved: dict[tuple[int, int], set[int]] = {}  # by shard and round: the parts in its file
         self.lead = 0  # the most pushes that a worker that goes on is ahead of the slowest
         self.refusals: list[str] = []
+        self.after: dict[tuple[int, int], bytes] = {}  # (part, round): the values
         for number in range(plan.workers):
             self._start(number)
+        self.reading = self._start_reading() if plan.followed else None
 
     def run(self) -> "Simulation":
         for event in range(EVENTS):
@@ -102,6 +108,38 @@ class Simulation:
         worker.on_step = lambda seq: self._measure_lead(worker, seq)
         self.workers[identity] = worker
 
+    def _start_reading(self) -> Reading:
+        for shard in range(self.plan.shards):
+            self.lines[FOLLOWER, shard, True] = deque()
+            self.lines[FOLLOWER, shard, False] = deque()
+
+        def send(shard, message, payload):
+            self._put(self.lines[FOLLOWER, shard, True], frames.encode(message, payload))
+
+        return Reading(self.plan.shards, self.random, send, self.now)
+
+    def read_last(self) -> None:
+        """After a run: let the follower get the last round over lines that lose nothing any more."""
+        self.faults = Faults()
+        reading, last = self.reading, max(rounds.round for rounds in self.all_rounds())
+        for _ in range(EVENTS):
+            if reading.tracker.given >= last:
+                return
+            if not any(self.lines.values()):
+                reading.want(self.now)
+                for _ in range(10):
+                    self._pass_time()
+            self._deliver_all()
+        raise StuckError(f"the follower has {reading.tracker.given} of {last}")
+
+    def check_seen(self) -> None:
+        """Each version that the follower was given is that of one round, bit for bit."""
+        for version in self.reading.seen:
+            assert version.is_whole
+            for index, found in enumerate(parts_of(version, self.plan.parts)):
+                at = max(seq for part, seq in self.after if part == index and seq <= version.round)
+                assert found == self.after[index, at], f"part {index} after round {version.round}"
+
     def _put(self, line: deque, encoded) -> None:
         if self.random.random() < self.faults.drop:
             return
@@ -138,7 +176,13 @@ class Simulation:
         message, payload = frames.decode(self.lines[key].popleft())
         if is_upwards:
             self.shards[index].handle(identity, message, payload, self.now)
+            if isinstance(message, say.Init) and message.part in self.shards[index].is_filled:
+                first = self.shards[index].parts[message.part].holding.values.tobytes()
+                self.after.setdefault((message.part, 0), first)
             self._post(index)
+            return
+        if identity == FOLLOWER:
+            self.reading.take(index, message, payload, self.now)
             return
         worker = self.workers.get(identity)
         if worker is None:
@@ -169,6 +213,8 @@ class Simulation:
 
     def _begin_work(self) -> None:
         for shard in self.shards:
+            if self.random.random() < 0.5:
+                shard.show_next()
             while (work := shard.next_work()) is not None:
                 is_run = self.random.random() < 0.5
                 if is_run:
@@ -185,6 +231,7 @@ class Simulation:
             for item in work.contributions:
                 self.applied.append((part, item.worker, item.push.incarnation, work.seq))
             self.truth[part, work.reply.version] = work.rounds.holding.values.tobytes()
+            self.after[part, work.seq] = self.truth[part, work.reply.version]
             self.states[part, work.seq] = bytes(work.rounds.holding.optimizer_state())
         shard.finish(work)
         if work.reply is not None and work.is_saved:
@@ -205,6 +252,8 @@ class Simulation:
             self._post(shard.index)
         for worker in list(self.workers.values()):
             worker.tick(self.now)
+        if self.reading is not None:
+            self.reading.tick(self.now)
 
     def _kill(self) -> None:
         alive = [name for name, worker in self.workers.items() if not worker.is_over]
@@ -254,3 +303,5 @@ class Simulation:
             most = self.plan.workers * max(1, len(shard.parts))
             assert len(shard._readers.waiting) <= 2 * most
             assert len(shard._asks) <= most
+            assert len(shard._followers) <= 1
+            assert all(len(one.asks) <= ASKS for one in shard._followers._known.values())

@@ -157,6 +157,34 @@ def test_what_the_first_worker_sees_is_of_one_round_whoever_dies(plan, faults, s
     Simulation(plan, faults, seed).run()
 
 
+@settings(phases=PHASES, max_examples=60)
+@given(plans(followed=True, bound=say.WHOLE_ROUND), losses, seeds)
+def test_a_follower_reads_whole_versions_and_changes_nothing_whatever_is_lost(plan, faults, seed):
+    simulation = Simulation(plan, faults, seed).run()
+    assert simulation.refusals == []
+    assert simulation.params() == clean(replace(plan, followed=False))[0]
+    simulation.read_last()
+    simulation.check_seen()
+    rounds = [version.round for version in simulation.reading.seen]
+    assert rounds == sorted(set(rounds))
+    assert rounds[-1] == plan.rounds
+
+
+@settings(phases=PHASES, max_examples=40)
+@given(plans(followed=True, early=True, delay=0, sets=(2, 3), bound=say.WHOLE_ROUND), deaths, seeds)
+def test_a_follower_reads_whole_versions_whoever_dies_and_whatever_scripts_set(plan, faults, seed):
+    simulation = Simulation(plan, faults, seed).run()
+    simulation.read_last()
+    simulation.check_seen()
+
+
+def test_a_follower_on_good_lines_has_most_rounds():
+    plan = Plan(table(), workers=2, shards=2, rounds=30, codecs=("dct",), followed=True)
+    simulation = Simulation(plan, seed=5).run()
+    simulation.check_seen()
+    assert len(simulation.reading.seen) > 10
+
+
 def test_more_shards_than_parts():
     plan = Plan(table(2.0), workers=2, shards=12, codecs=("dct",), delay=1)
     simulation = Simulation(plan, Faults(drop=0.1), seed=1).run()

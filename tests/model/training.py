@@ -48,6 +48,7 @@ class Plan:
     counted: bool = False  # a launcher counts the processes that it starts
     saves: tuple[int, ...] = ()  # rounds with a checkpoint
     sets: tuple[int, ...] = ()  # rounds before which scripts set parameters and the optimizer's state
+    followed: bool = False  # a program that is no worker reads versions
     looks: bool = False  # the first worker asks for the optimizer's state after every round
 
     @property

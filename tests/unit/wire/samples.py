@@ -86,4 +86,9 @@ SAMPLES = (
     say.Put(1, 2, ("steps",)),
     say.AskState(1, 2),
     say.State(1, 2, ("steps",)),
+    say.Follow(protocol=1, run="run", shard=2, shards=3, knows=True),
+    say.Followed("run", 1),
+    say.Fetch(1, False, True),
+    say.Passed(1, 2, False),
+    say.Over(),
 )

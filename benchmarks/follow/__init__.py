@@ -1,0 +1,1 @@
+"""What a follower costs the run it reads."""

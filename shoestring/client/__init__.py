@@ -1,0 +1,1 @@
+"""Programs that are no workers: they read a run's parameters."""
