@@ -56,21 +56,15 @@ class Followers:
     def __init__(self, source: Source, send: Send) -> None:
         self._source = source
         self._send = send
-        self._known: dict[bytes, _Follower] = {}
+        self.known: dict[bytes, _Follower] = {}
         self._stirred: set[int] = set()  # parts that have come to another round since they were shown
-
-    def __contains__(self, identity: bytes) -> bool:
-        return identity in self._known
-
-    def __len__(self) -> int:
-        return len(self._known)
 
     def handle(self, identity: bytes, message: Message, now: float) -> None:
         """Do what a follower asks, or raise."""
         if isinstance(message, say.Follow):
             self._follow(identity, message, now)
             return
-        follower = self._known.get(identity)
+        follower = self.known.get(identity)
         if follower is None:
             raise JoinError(
                 "this shard does not know the follower, or gave its place to another while it was silent",
@@ -83,7 +77,7 @@ class Followers:
             case say.Beat():
                 self._send(identity, message, _EMPTY)
             case say.Leave():
-                del self._known[identity]
+                del self.known[identity]
                 self._send(identity, say.Left(), _EMPTY)
             case _:
                 raise WireError(
@@ -93,21 +87,20 @@ class Followers:
 
     def tell(self) -> None:
         """The table is here now: answer those who wait for it."""
-        for identity, follower in list(self._known.items()):
+        for identity, follower in list(self.known.items()):
             if follower.waits is not None:
                 self._welcome(identity, follower, follower.waits)
 
     def stir(self, indices: Iterable[int]) -> None:
         """Note that parts have come to another round."""
-        if self._known:
-            self._stirred.update(indices)
+        self._stirred.update(indices)
 
     def show(self, index: int) -> None:
         """Send a part, if it has come to another round, to those who wait for it."""
         if index not in self._stirred:
             return
         self._stirred.discard(index)
-        for identity, follower in self._known.items():
+        for identity, follower in self.known.items():
             for ask in list(follower.asks.values()):
                 if index in ask.parts:
                     self._try(identity, follower, ask, index)
@@ -121,9 +114,9 @@ class Followers:
 
     def end(self) -> None:
         """Tell all that nothing more comes."""
-        for identity in self._known:
+        for identity in self.known:
             self._send(identity, say.Over(), _EMPTY)
-        self._known.clear()
+        self.known.clear()
 
     def _follow(self, identity: bytes, follow: say.Follow, now: float) -> None:
         source = self._source
@@ -140,21 +133,21 @@ class Followers:
                 f"of run `{source.run}`",
                 hint="give the addresses of all shards of one run, in their order",
             )
-        follower = self._known.get(identity) or self._admit(identity, now)
+        follower = self.known.get(identity) or self._admit(identity, now)
         follower.heard_at = now
         self._welcome(identity, follower, follow)
 
     def _admit(self, identity: bytes, now: float) -> _Follower:
-        if len(self._known) >= LIMIT:
-            oldest = min(self._known, key=lambda known: self._known[known].heard_at)
-            if now - self._known[oldest].heard_at <= SILENT_S:
+        if len(self.known) >= LIMIT:
+            oldest = min(self.known, key=lambda known: self.known[known].heard_at)
+            if now - self.known[oldest].heard_at <= SILENT_S:
                 raise JoinError(
                     f"{LIMIT} programs follow this run already",
                     hint="close some of them, or let one follow and pass on what it reads",
                 )
-            del self._known[oldest]
-        self._known[identity] = _Follower(now)
-        return self._known[identity]
+            del self.known[oldest]
+        self.known[identity] = _Follower(now)
+        return self.known[identity]
 
     def _welcome(self, identity: bytes, follower: _Follower, follow: say.Follow) -> None:
         """Say how far the run is, and what its model is, once a worker has told."""
@@ -164,7 +157,7 @@ class Followers:
             self._send(identity, say.Followed(source.run, -1), _EMPTY)
             return
         if source.table.rule.kind == "mean":
-            del self._known[identity]
+            del self.known[identity]
             hint = "follow a run of `wrap(model, optimizer)` whose optimizer the shards have a rule for"
             text = "this run's workers update the parameters: its shards have none to read"
             self._send(identity, say.Refusal(text, hint), _EMPTY)

@@ -7,7 +7,7 @@ a test can drive any number of shards through any fault, step by step.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,7 +100,7 @@ class Shard:
                 f"the run goes on with policy `{self.moved}`, as another of its models",
                 hint="follow the model that was wrapped after this one: `shoestring.follow(..., model=1)`",
             )
-        if isinstance(message, say.Follow | say.Fetch) or sender in self._followers:
+        if isinstance(message, say.Follow | say.Fetch) or sender in self._followers.known:
             self._followers.handle(sender, message, now)
             return
         if isinstance(message, say.Leave) and self.members.has_left(sender):
@@ -221,7 +221,7 @@ class Shard:
     @property
     def is_followed(self) -> bool:
         """Whether programs that are no workers read here."""
-        return len(self._followers) > 0
+        return bool(self._followers.known)
 
     def show_next(self) -> bool:
         """Send followers a part that has come to the next round; return whether there was one."""
@@ -304,7 +304,7 @@ class Shard:
             self.is_filled.add(index)
             self._stirred.add(index)
         self._answer_readers()
-        self._followers.stir([index])
+        self._show_followers([index])
 
     def _ask_state(self, member: Member, ask: say.AskState) -> None:
         self._rounds_of(ask.part)
@@ -382,7 +382,7 @@ class Shard:
             return self._decided.pop(0)
         for index in sorted(self._stirred):
             if index in self.is_filled:
-                if self.parts[index].has_pushes:
+                if self._followers.known and self.parts[index].has_pushes:
                     self._followers.show(index)  # before it changes
                 work = self.parts[index].next_work(self.members)
                 if work is not None:
@@ -412,7 +412,7 @@ class Shard:
             if asker is not None and asker.present and asker.entered:
                 self._ask(asker, ask)
         self._answer_readers()
-        self._followers.stir([index])
+        self._show_followers([index])
 
     def fail(self, work: Work, error: ShoestringError) -> None:
         """Take back work that could not be computed."""
@@ -473,7 +473,12 @@ class Shard:
             self._release(index)
         self._drop_orphans()
         self._report_saved()
-        self._followers.stir(self.parts)  # those who pushed further than it are the slowest now
+        self._show_followers(self.parts)  # those who pushed further than it are the slowest now
+
+    def _show_followers(self, indices: Iterable[int]) -> None:
+        """Note that parts have come to another round, for followers if there are any."""
+        if self._followers.known:
+            self._followers.stir(indices)
 
     def _drop_orphans(self) -> None:
         """Give up sums that wait for workers that are gone."""

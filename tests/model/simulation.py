@@ -303,5 +303,5 @@ class Simulation:
             most = self.plan.workers * max(1, len(shard.parts))
             assert len(shard._readers.waiting) <= 2 * most
             assert len(shard._asks) <= most
-            assert len(shard._followers) <= 1
-            assert all(len(one.asks) <= ASKS for one in shard._followers._known.values())
+            assert len(shard._followers.known) <= 1
+            assert all(len(one.asks) <= ASKS for one in shard._followers.known.values())

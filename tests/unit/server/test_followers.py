@@ -142,7 +142,7 @@ def test_what_is_kept_of_followers_is_bounded():
         assert len(talk.ask(follow(), str(number))) == 1
         for seq in range(1, 50):
             talk.ask(say.Fetch(seq), str(number))
-    assert all(len(one.asks) == ASKS for one in talk.shard._followers._known.values())
+    assert all(len(one.asks) == ASKS for one in talk.shard._followers.known.values())
     (refusal,) = talk.ask(follow(), "more")
     assert f"{LIMIT} programs follow this run already" in refusal.message
     talk.now += SILENT_S + 1
