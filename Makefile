@@ -50,10 +50,9 @@ demo: $(READY) ## Train over a slow link twice: uncompressed and with auto
 quick: lint ## Run every check, and the tests of tests/quick.txt: some of every room
 	$(PYTEST) -m "not slow" @tests/quick.txt
 
-test: lint $(INTEGRATED) ## Run every check and every test
+test: lint ## Run every check and every test, but those of the integrations
 	$(PYTEST) -m "not alone"
 	$(BIN)/pytest -m alone
-	$(TEST_INTEGRATIONS)
 
 docs: $(READY) ## Run the code blocks of every document
 	$(PYTEST) tests/docs

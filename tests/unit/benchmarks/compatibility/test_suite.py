@@ -72,7 +72,6 @@ def test_without_any_exchange_no_case_passes(name, tmp_path):
         check_alike(tuple(outcomes))
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 def test_scripts_come_out_as_committed(known, tmp_path):
     chosen = [setting for setting in SETTINGS if setting.codec == EXACT or setting.mode == "wrap-model"]

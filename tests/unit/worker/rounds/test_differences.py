@@ -179,8 +179,9 @@ def train_late(here: Session, delay: int, sets: int, after: Callable[[Any, int],
 
 
 @pytest.mark.parametrize("delay", range(H + 1))
-@pytest.mark.parametrize("sets", [0, H, H + 1])  # the script halves the weight before this step
-@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize(  # the script halves the weight before this step
+    ("sets", "looks"), [(0, False), (0, True), (H, False), (H + 1, True)]
+)
 def test_late_answers_are_applied_as_by_hand(delay, sets, looks):
     models = [build(), build()]
     optimizers = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in models]

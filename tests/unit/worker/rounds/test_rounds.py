@@ -147,8 +147,9 @@ def run(workers: int, shards: int, codec: str, *, in_turn: bool, ipc: bool) -> l
         return cluster.train(be_worker)
 
 
-@pytest.mark.parametrize("codec", ["float32", "dct"])
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("workers", "codec"), [(1, "float32"), (1, "dct"), (2, "float32"), (2, "dct"), (3, "dct")]
+)
 def test_every_step_equals_the_reference_on_any_number_of_shards(workers: int, codec: str) -> None:
     want = reference(workers, codec)
     for shards, in_turn, ipc in ((1, False, False), (2, True, True), (3, False, False)):
