@@ -94,7 +94,24 @@ def join(
             here.notice(f"the optimizer runs on the workers, on the mean gradient: {why}")
         _join_means(here, inner, asked)
         return outer if optimizer is None else (outer, optimizer)
+    _say_what_differs(here, policy)
     return outer, _join_shards(here, inner, optimizer, asked)
+
+
+def _say_what_differs(here: Session, policy: Policy) -> None:
+    """Say what clipping, loss scaling and moments are with a policy under which they are not DDP's."""
+    if here.run.worker or here.run.workers == 1 or isinstance(policy, EveryStep):
+        return
+    if isinstance(policy, LocalSteps):
+        here.notice(
+            "with local steps clipping, loss scaling and the optimizer's moments are each worker's own, from "
+            "its own gradients, and so is what `optimizer.state_dict()` gives"
+        )
+    else:
+        here.notice(
+            f"with policy `{policy.text}` moments take in one worker's gradient at a time, an overflow skips "
+            "the step of its worker alone, and gradients are not clipped by the norm of their mean"
+        )
 
 
 @dataclass(frozen=True)

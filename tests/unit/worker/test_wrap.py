@@ -331,3 +331,21 @@ def test_a_small_model_uses_fewer_shards_says_so_and_waits_for_no_other(capsys) 
         cluster.addresses = (cluster.addresses[0], "tcp://127.0.0.1:1")  # nobody listens there
         assert cluster.train(be_worker) == both
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [("every", None), ("local:2", "each worker's own"), ("async", "one worker's gradient")],
+)
+def test_a_policy_under_which_moments_are_not_ddps_says_so_once(
+    policy: str, says: str | None, capsys
+) -> None:
+    def be_worker(here: Session) -> None:
+        model = small()
+        join(here, model, torch.optim.SGD(model.parameters(), 0.1), codec="float32", policy=policy)
+
+    with Cluster(2, 1) as cluster:
+        cluster.train(be_worker)
+    told = capsys.readouterr().err
+    assert told.count("moments") == (says is not None)
+    assert says is None or says in told
