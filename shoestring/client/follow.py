@@ -80,6 +80,10 @@ def _keys(key: str | Path | None) -> WorkerKeys | None:
     return WorkerKeys(load_pair(secret), load_public(public_file(SHARD, secret.parent)))
 
 
+def _say(text: str) -> None:
+    print(f"shoestring: follower: {text}", file=sys.stderr, flush=True)
+
+
 class Follower:
     """A reader of a run. `pull` gives the newest version; iterating gives every round's.
 
@@ -108,7 +112,7 @@ class Follower:
 
     def __iter__(self) -> Iterator[Version]:
         """Give the newest version and from then on every round's."""
-        warm_up_dct()  # before rounds go by: loading takes longer than some of them
+        warm_up_dct(_say)  # before rounds go by: loading takes longer than some of them
         while True:
             try:
                 version = self._wait(self._tracker.want_next, None)
@@ -161,7 +165,7 @@ class Follower:
                     )
                 if now >= word_at:
                     word_at = math.inf
-                    print(f"shoestring: follower: {self._waits_for()}", file=sys.stderr, flush=True)
+                    _say(self._waits_for())
                 self._changed.wait(max(0.0, min(limit, word_at, ends_at, now + _TICK_S) - now))
                 now = time.monotonic()
         return version

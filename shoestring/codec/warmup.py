@@ -40,9 +40,9 @@ def tell(say: Callable[[str], None]) -> None:
     _tell = say
 
 
-def warm_up_dct() -> None:
-    """Load or compile what usual models need."""
-    _have_ready(_USUAL, _silent)
+def warm_up_dct(say: Callable[[str], None] = _silent) -> None:
+    """Load or compile what usual models need; `say` is told before anything is compiled."""
+    _have_ready(_USUAL, say)
 
 
 def prepare_dct(
