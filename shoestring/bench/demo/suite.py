@@ -19,8 +19,8 @@ from shoestring.server.warmup import warm_up
 
 RATE_MBIT_S = 20.0
 CODECS = ("float32", "auto")
-_STEPS, _COMPUTE_S = 220, 0.05
-_FLOAT_BITS = 32 * 207_000  # that cross the link each way in a round
+_STEPS, _COMPUTE_S = 150, 0.05
+_FLOAT_BITS = 2 * 32 * 207_000  # that cross the link in a round, there and then back
 
 
 @dataclass(frozen=True)

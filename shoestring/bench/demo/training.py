@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import shoestring
 from shoestring.bench.codec.training import ResidualBlock
 
-STEPS = 220
+STEPS = 150
 BATCH = 64
 _TRAINED_ON = 1200
 _WIDTHS = (20, 48, 112)
