@@ -1,7 +1,6 @@
 """`wrap`: join the run with a model, and with its optimizer if the shards are to update the parameters."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,15 +13,28 @@ from shoestring.checkpoint.schedule import schedule_for
 from shoestring.checkpoint.snapshot import Snapshot
 from shoestring.codec.base import Vector
 from shoestring.codec.dct.codec import Dct
-from shoestring.codec.registry import LOSSLESS, make
+from shoestring.codec.registry import make
 from shoestring.codec.warmup import prepare_dct
-from shoestring.errors import RuleError, UsageError, WireError
+from shoestring.errors import UsageError, WireError
 from shoestring.model.layers import Layer
 from shoestring.model.rules import Rule
 from shoestring.model.table import Table
 from shoestring.model.vectors import PARAMS, pack
 from shoestring.wire import messages as say
 from shoestring.worker.alike import align, untaken
+from shoestring.worker.asked import (
+    Asked,
+    Optimizers,
+    check,
+    check_growth,
+    check_means,
+    is_lossless,
+    rule_for,
+    say_what_differs,
+    settle,
+    settled,
+    why_on_workers,
+)
 from shoestring.worker.batchnorm.layers import SharedBatchNorm, shared_layers
 from shoestring.worker.batchnorm.statistics import SharedStatistics, warm_up_statistics
 from shoestring.worker.capture import ScriptCapture, make_saver
@@ -31,9 +43,9 @@ from shoestring.worker.entry import Entry, enter
 from shoestring.worker.module import shell
 from shoestring.worker.module.buffers import SharedBuffers
 from shoestring.worker.module.fingerprint import fingerprint
-from shoestring.worker.module.growth import Growing, Rounds, names_of, trainable
+from shoestring.worker.module.growth import Growing, Rounds, trainable
 from shoestring.worker.optimizer import SharedOptimizer
-from shoestring.worker.optimizers import hyper_of, rule_of
+from shoestring.worker.optimizers import hyper_of
 from shoestring.worker.protocol.worker import Answer
 from shoestring.worker.replica.replica import Replica
 from shoestring.worker.reporter import Reporter
@@ -46,20 +58,16 @@ from shoestring.worker.rounds.means import LoneRounds, MeanRounds
 from shoestring.worker.rounds.pilot import Pilot
 from shoestring.worker.rounds.policy import (
     Async,
-    AutoPolicy,
     Bounded,
     EveryStep,
     LocalSteps,
     Policy,
     make_policy,
-    text_of,
 )
 from shoestring.worker.rounds.state import ShardState
 from shoestring.worker.rounds.witness import Watch
 from shoestring.worker.session import Session
 from shoestring.worker.trial import Trial
-
-Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 _MEAN = Rule("mean")
 
@@ -79,56 +87,19 @@ def join(
     codec = codec or here.run.codec or AUTO
     inner = shell.bare(model)
     given = make_policy(policy or here.run.policy or EveryStep())
-    asked = _Asked(codec, EveryStep(), clip_norm, batch == "auto", broadcast_buffers)
-    if isinstance(given, AutoPolicy):
-        asked = _with_every_step(here, inner, optimizer, asked, given)
-    else:
-        asked = replace(asked, policy=_settled(given, optimizer))
-    policy = asked.policy
-    _check(optimizer, codec, policy, clip_norm, batch)
+    asked = Asked(codec, EveryStep(), clip_norm, batch == "auto", broadcast_buffers)
+    asked = settle(here, inner, optimizer, asked, given)
+    check(optimizer, asked, batch)
     outer = inner if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel) else model
-    why = _why_on_workers(inner, optimizer, policy)
+    why = why_on_workers(inner, optimizer, asked.policy)
     if not isinstance(optimizer, torch.optim.Optimizer) or why:
-        _check_means(policy, clip_norm, f": {why}" if why else " (`wrap(model)`)")
+        check_means(asked.policy, clip_norm, f": {why}" if why else " (`wrap(model)`)")
         if why:
             here.notice(f"the optimizer runs on the workers, on the mean gradient: {why}")
         _join_means(here, inner, asked)
         return outer if optimizer is None else (outer, optimizer)
-    _say_what_differs(here, policy)
+    say_what_differs(here, asked.policy)
     return outer, _join_shards(here, inner, optimizer, asked)
-
-
-def _say_what_differs(here: Session, policy: Policy) -> None:
-    """Say what clipping, loss scaling and moments are with a policy under which they are not DDP's."""
-    if here.run.worker or here.run.workers == 1 or isinstance(policy, EveryStep):
-        return
-    if isinstance(policy, LocalSteps):
-        here.notice(
-            "with local steps clipping, loss scaling and the optimizer's moments are each worker's own, from "
-            "its own gradients, and so is what `optimizer.state_dict()` gives"
-        )
-    else:
-        here.notice(
-            f"with policy `{policy.text}` moments take in one worker's gradient at a time, an overflow skips "
-            "the step of its worker alone, and gradients are not clipped by the norm of their mean"
-        )
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """How a model is to be trained."""
-
-    codec: str
-    policy: Policy
-    clip_norm: float
-    is_auto_batch: bool
-    follows_buffers: bool
-    auto: AutoPolicy | None = None  # by which another policy may be chosen later
-
-    @property
-    def text(self) -> str:
-        """The policy as all workers must name it."""
-        return text_of(self.auto or self.policy)
 
 
 @dataclass(frozen=True)
@@ -143,7 +114,7 @@ class _Built:
 
 
 def _join_shards(
-    here: Session, model: nn.Module, optimizer: torch.optim.Optimizer, asked: _Asked
+    here: Session, model: nn.Module, optimizer: torch.optim.Optimizer, asked: Asked
 ) -> SharedOptimizer:
     """Join with the update on the shards, or after local steps."""
     if here.models and here.run.checkpoint is not None:
@@ -155,7 +126,7 @@ def _join_shards(
     drivers = [driver]
 
     def more(new: set[nn.Parameter]) -> Rounds:
-        _check_growth(here, model, asked, new)
+        check_growth(here, model, asked, new)
         drivers.append(_shard_rounds(here, model, optimizer, asked, new)[0])
         return drivers[-1]
 
@@ -183,30 +154,11 @@ def _join_shards(
     return SharedOptimizer(optimizer, drivers, saver, here.reporter, growing.take_in, change)
 
 
-def _with_every_step(
-    here: Session, model: nn.Module, optimizer: Optimizers | None, asked: _Asked, policy: AutoPolicy
-) -> _Asked:
-    """What a run with `policy="auto"` begins with, and whether it may change to local steps later."""
-    asked = replace(asked, policy=EveryStep(warmup=policy.warmup))
-    can_change = (
-        isinstance(optimizer, torch.optim.Optimizer)
-        and asked.codec == AUTO
-        and not asked.clip_norm
-        and here.run.workers > 1
-        and here.run.checkpoint is None
-        and not any(True for _ in shared_layers(model))
-        and all(
-            parameter.dtype == torch.float32 for parameter in model.parameters() if parameter.requires_grad
-        )
-    )
-    return replace(asked, auto=policy) if can_change else asked
-
-
 def _change(
     here: Session,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    asked: _Asked,
+    asked: Asked,
     old: GradientRounds | DifferenceRounds,
     to: say.PolicyChange,
 ) -> DifferenceRounds:
@@ -219,7 +171,7 @@ def _change(
     chosen = make_policy(to.policy)
     if not isinstance(chosen, LocalSteps):
         raise WireError(f"a change to policy `{to.policy}`", hint="check both sides' versions")
-    local = replace(asked, policy=_settled(chosen, optimizer), codec=to.codec, auto=None)
+    local = replace(asked, policy=settled(chosen, optimizer), codec=to.codec, auto=None)
     new, _ = _shard_rounds(here, model, optimizer, local, before=old.steps)
     assert isinstance(new, DifferenceRounds)
     if isinstance(old, GradientRounds):
@@ -231,27 +183,11 @@ def _change(
     return new
 
 
-def _check_growth(here: Session, model: nn.Module, asked: _Asked, new: set[nn.Parameter]) -> None:
-    """Refuse parameters that were not trained when the model was wrapped, where they cannot be taken in."""
-    why = ""
-    if not isinstance(asked.policy, EveryStep):
-        why = f"policy `{text_of(asked.policy)}` takes none in"
-    elif asked.clip_norm:
-        why = "`clip_norm` is by the norm over all parameters"
-    elif here.run.checkpoint is not None:
-        why = "the run's checkpoints hold those that were trained from the start"
-    if why:
-        raise UsageError(
-            f"{names_of(model, new)} are trained from now on, but not since `wrap`: {why}",
-            hint="unfreeze them before `wrap`; or use `model = shoestring.wrap(model)`, which takes them in",
-        )
-
-
 def _shard_rounds(
     here: Session,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    asked: _Asked,
+    asked: Asked,
     only: set[nn.Parameter] | None = None,
     before: int = 0,
 ) -> tuple[GradientRounds | DifferenceRounds, Saver | None]:
@@ -259,7 +195,7 @@ def _shard_rounds(
 
     `before`: how many steps were taken with another policy.
     """
-    built = _build(here, model, optimizer, _rule(optimizer, asked.policy), asked, only)
+    built = _build(here, model, optimizer, rule_for(optimizer, asked.policy), asked, only)
     is_local = isinstance(asked.policy, LocalSteps)
     state = ShardState(optimizer, built.replica, built.table.rule)
     entry, parts, agreed = _enter(here, model, built, state=None if is_local else state, is_local=is_local)
@@ -283,7 +219,7 @@ def _shard_rounds(
     return driver, saver
 
 
-def _join_means(here: Session, model: nn.Module, asked: _Asked) -> None:
+def _join_means(here: Session, model: nn.Module, asked: Asked) -> None:
     """Join for the mean gradient alone."""
     if here.run.checkpoint is not None:
         raise UsageError(
@@ -302,11 +238,11 @@ def _join_means(here: Session, model: nn.Module, asked: _Asked) -> None:
 
 
 def _mean_rounds(
-    here: Session, model: nn.Module, asked: _Asked, only: set[nn.Parameter] | None = None
+    here: Session, model: nn.Module, asked: Asked, only: set[nn.Parameter] | None = None
 ) -> MeanRounds:
     """Join the run with a model's parameters, or only some of them, for their mean gradient."""
     built = _build(here, model, None, _MEAN, asked, only)
-    if any(row.dtype == "float64" for row in built.table.tensors) and not _is_lossless(asked.codec):
+    if any(row.dtype == "float64" for row in built.table.tensors) and not is_lossless(asked.codec):
         here.notice('gradients of float64 parameters travel as float32; in float64 with `codec="float32"`')
     entry, *_ = _enter(here, model, built)
     coder = MeanCoder(
@@ -317,7 +253,7 @@ def _mean_rounds(
         built.replica,
         coder,
         pilot,
-        is_whole=_is_lossless(asked.codec),
+        is_whole=is_lossless(asked.codec),
         first_round=entry.first_round,
         sharing=here.sharing,
     )
@@ -331,7 +267,7 @@ def _build(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     rule: Rule,
-    asked: _Asked,
+    asked: Asked,
     only: set[nn.Parameter] | None = None,
 ) -> _Built:
     """Describe the model, or only some of its parameters, as workers and shards know it."""
@@ -437,7 +373,7 @@ def _resume(
     return make_saver(here, capture, entry.exchange, shards=len(set(entry.homes)))
 
 
-def _pilot(here: Session, built: _Built, entry: Entry, asked: _Asked) -> Pilot:
+def _pilot(here: Session, built: _Built, entry: Entry, asked: Asked) -> Pilot:
     """Make what chooses codec, delay and shares of each round."""
     here.sharing.is_auto = asked.is_auto_batch
     delay = asked.policy.delay if isinstance(asked.policy, EveryStep) else 0
@@ -528,68 +464,6 @@ def _put_on(here: Session, model: nn.Module, driver: shell.Driver) -> None:
             here.watch.show(fingerprint(args, kwargs))
 
     shell.put_on(model, driver, begins)
-
-
-def _why_on_workers(model: nn.Module, optimizer: Optimizers | None, policy: Policy) -> str:
-    """Why the shards cannot do what the optimizer does; empty if they can, or are not asked to."""
-    if optimizer is None or isinstance(policy, LocalSteps):
-        return ""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        return "there are several"
-    try:
-        rule_of(optimizer)
-    except RuleError as error:
-        return error.message
-    if any(parameter.dtype == torch.float64 for parameter in model.parameters()):
-        return "parameters are float64, and shards compute in float32"
-    return ""
-
-
-def _check(optimizer: Optimizers | None, codec: str, policy: Policy, clip_norm: float, batch: str) -> None:
-    if batch not in ("even", "auto"):
-        raise UsageError(f'batch="{batch}"', hint='give "auto", or "even" for what the sampler says')
-    if isinstance(optimizer, SharedOptimizer):
-        raise UsageError("this optimizer is wrapped already", hint="call `wrap` once for each model")
-    if clip_norm < 0 or (clip_norm and not isinstance(policy, EveryStep)):
-        raise UsageError(
-            f"clip_norm={clip_norm} with {policy}",
-            hint="give a positive norm with `EveryStep`; with other policies clip on the worker",
-        )
-    if codec != AUTO:
-        make(codec)
-
-
-def _is_lossless(codec: str) -> bool:
-    return codec != AUTO and make(codec).name == LOSSLESS
-
-
-def _check_means(policy: Policy, clip_norm: float, why: str) -> None:
-    """Refuse what does not go with an optimizer that runs on the workers."""
-    if clip_norm:
-        raise UsageError(
-            f"clip_norm={clip_norm:g} where the optimizer runs on the workers" + why,
-            hint="`model = shoestring.wrap(model)`, and clip after `backward` as usual: "
-            "`torch.nn.utils.clip_grad_norm_(model.parameters(), norm)`",
-        )
-    if not isinstance(policy, EveryStep) or policy.delay:
-        raise UsageError(
-            f"policy `{text_of(policy)}` where gradients are exchanged in every backward pass" + why,
-            hint="leave the policy out; or take `local:8`, say, with `wrap(model, optimizer)`, whose local "
-            "steps go with any optimizer",
-        )
-
-
-def _rule(optimizer: torch.optim.Optimizer, policy: Policy) -> Rule:
-    if not isinstance(policy, LocalSteps):
-        return rule_of(optimizer)
-    return Rule("outer_nesterov" if policy.outer == "nesterov" else "average", keeps=policy.keep is not False)
-
-
-def _settled(policy: Policy, optimizer: Optimizers | None) -> Policy:
-    """Whether local steps keep what codecs leave out, if that is left to the kind of the optimizer."""
-    if not isinstance(policy, LocalSteps) or policy.keep is not None:
-        return policy
-    return replace(policy, keep="adam" not in type(optimizer).__name__.lower())
 
 
 def _layers(

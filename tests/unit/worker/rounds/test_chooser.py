@@ -176,7 +176,9 @@ def test_who_comes_later_is_told_to_begin_anew():
 @pytest.mark.parametrize(
     "given", [{"codec": "float32"}, {"clip_norm": 1.0}, {"policy": "auto:strict"}, {"dtype": torch.bfloat16}]
 )
-def test_where_local_steps_do_not_fit_every_step_stays_a_round(given, monkeypatch):
+def test_where_local_steps_do_not_fit_every_step_stays_a_round_and_a_line_says_why(
+    given, monkeypatch, capsys
+):
     dtype = given.pop("dtype", torch.float32)
     if given.get("policy"):
         monkeypatch.undo()
@@ -194,3 +196,5 @@ def test_where_local_steps_do_not_fit_every_step_stays_a_round(given, monkeypatc
 
     with Cluster(2, 1) as cluster:
         assert cluster.train(be_worker) == [True, True]
+    is_said = "policy `auto` stays with a round every step" in capsys.readouterr().err
+    assert is_said == ("policy" not in given)  # who asks for `strict` knows
