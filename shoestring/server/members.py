@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shoestring.errors import JoinError, StaleWorkerError
-from shoestring.wire.messages import WORKER_LIMIT, Hello
+from shoestring.errors import JoinError, StaleWorkerError, WireError
+from shoestring.wire.messages import PROTOCOL, WORKER_LIMIT, Decisions, Hello
 from shoestring.wire.shared import Segment
 
 _REPLACED = 64  # connections of replaced processes that are told why
@@ -136,6 +136,18 @@ class Members:
         """The earliest round at which a present member entered: no push of an earlier round will come."""
         return min((m.entered for m in self if m.present and m.entered), default=None)
 
+    def check(self, decisions: Decisions | None) -> None:
+        """Raise unless what a worker has decided can be passed on to all."""
+        if decisions is None:
+            return
+        shares = decisions.shares
+        does_fit = shares is None or len(shares.samples) == self.expected
+        if len(decisions.paces) > 1 or len(decisions.witnesses) > 1 or not does_fit:
+            raise WireError(
+                f"decisions that do not fit a run of {self.expected} workers",
+                hint="check both sides' versions",
+            )
+
     def lapse(self, now: float) -> list[Member]:
         """Take out the members whose lease has run out, and name them."""
         gone = [m for m in self if m.present and m.entered and now - m.heard_at > self.lease_s]
@@ -154,4 +166,19 @@ class Members:
             f"worker {member.worker} left, or was not heard of for {self.lease_s:g} s; "
             "the others went on without it",
             hint="start the worker again: it joins at the next round",
+        )
+
+
+def check_hello(hello: Hello, run: str, shard: int, shards: int) -> None:
+    """Raise unless a worker has come to the shard that it looks for."""
+    if hello.protocol != PROTOCOL:
+        raise JoinError(
+            f"the worker speaks protocol {hello.protocol}, this shard {PROTOCOL}",
+            hint="install the same version of shoestring on all hosts",
+        )
+    if (hello.run, hello.shard, hello.shards) != (run, shard, shards):
+        raise JoinError(
+            f"the worker looks for shard {hello.shard} of {hello.shards} of run `{hello.run}`; "
+            f"this is shard {shard} of {shards} of run `{run}`",
+            hint="check the list of shard addresses, and that no shard of another run uses the port",
         )

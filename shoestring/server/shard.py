@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from shoestring.checkpoint.records import Records
 from shoestring.codec.base import Vector
 from shoestring.errors import JoinError, ShoestringError, StaleWorkerError, WireError
@@ -28,13 +26,13 @@ from shoestring.model.vectors import PARAMS, unpack
 from shoestring.server.followers import Followers
 from shoestring.server.holding import Holding, Reply
 from shoestring.server.ledger import PushLedger
-from shoestring.server.members import Member, Members
+from shoestring.server.members import Member, Members, check_hello
 from shoestring.server.readers import Readers
 from shoestring.server.rounds import PartRounds, holding_of
+from shoestring.server.sharing import SharedMemory
 from shoestring.server.work import Commits, Waiting, Work
 from shoestring.wire import messages as say
 from shoestring.wire.messages import ROUND_LIMIT, Message
-from shoestring.wire.shared import SLOTS, Segment
 
 Outgoing = tuple[bytes, Message, memoryview]
 _EMPTY = memoryview(b"")
@@ -59,7 +57,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         self.members = Members(self.lease_s)
-        self._segment: Segment | None = None
+        self._memory = SharedMemory()
         self.table: Table | None = None
         self.parts: dict[int, PartRounds] = {}
         self.is_filled: set[int] = set()
@@ -147,17 +145,7 @@ class Shard:
     def _hello(self, sender: bytes, hello: say.Hello, payload: memoryview, now: float) -> None:
         if self._failure is not None:
             raise self._failure
-        if hello.protocol != say.PROTOCOL:
-            raise JoinError(
-                f"the worker speaks protocol {hello.protocol}, this shard {say.PROTOCOL}",
-                hint="install the same version of shoestring on all hosts",
-            )
-        if (hello.run, hello.shard, hello.shards) != (self.run, self.index, self.shards):
-            raise JoinError(
-                f"the worker looks for shard {hello.shard} of {hello.shards} of run `{hello.run}`; "
-                f"this is shard {self.index} of {self.shards} of run `{self.run}`",
-                hint="check the list of shard addresses, and that no shard of another run uses the port",
-            )
+        check_hello(hello, self.run, self.index, self.shards)
         table = read_table(payload)
         parts = self.parts
         if self.table is None:
@@ -180,7 +168,7 @@ class Shard:
             incarnation=member.incarnation,
             round=self._begun(),
             lease_s=self.lease_s,
-            shared=self._share(member, hello.shared),
+            shared=self._memory.open(member, hello.shared, parts) if self.is_sharing and hello.shared else "",
         )
         self._send(sender, welcome)
 
@@ -200,24 +188,6 @@ class Shard:
                 "`wrap(model, optimizer)` takes workers in at any round",
             )
 
-    def _share(self, member: Member, name: str) -> str:
-        """Open a worker's memory; return the name of this shard's, to be read by workers like it."""
-        if not self.is_sharing or not name:
-            return ""
-        sizes = [rounds.holding.part.size for rounds in self._in_order()]
-        if member.segment is None or member.segment.name != name:  # a repeated hello finds it unlinked
-            member.segment = Segment.open(name, sizes)
-        if self._segment is None and member.segment is not None:
-            self._segment = Segment.create(sizes)
-            if self._segment is not None:
-                # One slot: a reply that finds it taken, as with a delay, goes through the socket.
-                for place, rounds in enumerate(self._in_order()):
-                    rounds.holding.slots = (self._segment.slot(place, 0),)
-        return self._segment.name if self._segment is not None and member.segment is not None else ""
-
-    def _in_order(self) -> list[PartRounds]:
-        return [self.parts[index] for index in sorted(self.parts)]
-
     @property
     def is_followed(self) -> bool:
         """Whether programs that are no workers read here."""
@@ -233,8 +203,7 @@ class Shard:
 
     def close(self) -> None:
         """Let go of shared memory."""
-        if self._segment is not None:
-            self._segment.close()
+        self._memory.close()
 
     def _build(self, table: Table) -> dict[int, PartRounds]:
         check_table(table)
@@ -323,34 +292,16 @@ class Shard:
             raise WireError(f"hyperparameters of {len(push.hyper)} groups", hint="check both sides' versions")
         if push.commit is not None and push.commit.seq != push.seq:
             raise WireError("a push with the commit of another round", hint="check both sides' versions")
-        self._check_decisions(push.decisions)
+        self.members.check(push.decisions)
         self._stirred.add(push.part)
         if push.slot >= 0:
-            payload = self._shared_values(member, push)
+            self._rounds_of(push.part)
+            payload = self._memory.values(member, push, self.parts)
         is_applied = self._rounds_of(push.part).push(push, payload)
         if push.commit is not None:
             self._commit(member, push.commit)
         if is_applied:
             self._ask(member, say.Ask(push.part, push.seq, push.have))
-
-    def _check_decisions(self, decisions: say.Decisions | None) -> None:
-        """Raise unless what a worker has decided can be passed on to all."""
-        if decisions is None:
-            return
-        shares = decisions.shares
-        does_fit = shares is None or len(shares.samples) == self.members.expected
-        if len(decisions.paces) > 1 or len(decisions.witnesses) > 1 or not does_fit:
-            raise WireError(
-                f"decisions that do not fit a run of {self.members.expected} workers",
-                hint="check both sides' versions",
-            )
-
-    def _shared_values(self, member: Member, push: say.Push) -> memoryview:
-        if member.segment is None or push.slot >= SLOTS or push.skip:
-            raise WireError("a push names shared memory that is not there", hint="start the worker again")
-        self._rounds_of(push.part)
-        place = sorted(self.parts).index(push.part)
-        return member.segment.slot(place, push.slot).view(np.uint8).data
 
     def _ask(self, member: Member, ask: say.Ask) -> None:
         """Send the answer, or say that the push is missing; no answer: the round waits for other workers."""
@@ -471,7 +422,7 @@ class Shard:
         for index, rounds in self.parts.items():
             rounds.forget(member.worker)
             self._release(index)
-        self._drop_orphans()
+        self._stirred.update(self._waiting.drop_orphans())  # what waits for workers that are gone
         self._report_saved()
         self._show_followers(self.parts)  # those who pushed further than it are the slowest now
 
@@ -479,10 +430,6 @@ class Shard:
         """Note that parts have come to another round, for followers if there are any."""
         if self._followers.known:
             self._followers.stir(indices)
-
-    def _drop_orphans(self) -> None:
-        """Give up sums that wait for workers that are gone."""
-        self._stirred.update(self._waiting.drop_orphans())
 
     def _entered(self) -> dict[int, Member]:
         return {member.worker: member for member in self.members if member.present and member.entered}
